@@ -9,6 +9,7 @@ options, a mask or lists. Sizes are small and odd.
 """
 import ast
 import inspect
+import os
 import pathlib
 import re
 import signal
@@ -873,6 +874,23 @@ class Calls(Case):
         for keys in (8, 3000, 20000) * 3:
             done = subprocess.run([sys.executable, "-c", program.format(keys=keys)], capture_output=True, text=True, timeout=60)
             self.assertEqual((done.returncode, done.stderr), (0, ""), keys)
+
+    def test_an_arithmetic_that_is_no_faster_says_so(self):
+        program = """if True:
+            import warnings, numpy, quoka
+            q = numpy.ones((1, 2, 64, 64), numpy.float32)
+            for name in ("automatic", "float", "bf16", "int8"):
+                with warnings.catch_warnings(record=True) as seen:
+                    warnings.simplefilter("always")
+                    quoka.attention(q, q, q, arithmetic=name), quoka.attention(q, q, q, arithmetic=name)
+                print(repr((quoka.isa(), name, quoka.arithmetic_used(name), [str(one.message) for one in seen])))
+            """
+        for variables in ({}, {"QUOKA_ISA": "x86-64-v3"}):  # a library of one level is of that one
+            done = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **variables})
+            for level, name, used, said in map(ast.literal_eval, done.stdout.splitlines()):
+                slow = name in ("bf16", "int8") and used == "float"
+                self.assertEqual([name in one and level in one for one in said], [True] if slow else [], done.stdout)
+                self.assertTrue(slow or name != "bf16" or not level.startswith("avx2"), done.stdout)
 
     def test_set_threads(self):
         q, k, v = normal(1, 4, 40, 32), normal(1, 2, 40, 32), normal(1, 2, 40, 32)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""quoka.transformers on small models of random weights, against sdpa, or eager if sdpa does not
-support a model: logits, padded
+"""quoka.transformers on small models of random weights, against sdpa, or eager if sdpa does not support a model: logits, padded
 batches, caches, generate(), beam search; selection; what is handed on or refused."""
 import contextlib
 import contextvars
 import copy
+import itertools
 import json
 import os
 import pathlib
@@ -25,143 +25,163 @@ from transformers import (AutoModelForCausalLM, DynamicCache, Gemma2Config, Gemm
                           Qwen3Config, StaticCache)
 
 import quoka.transformers
+from quoka.transformers import Cache, Settings, attention_forward, settings, watched
 
 torch.set_num_threads(1)  # these models are small
+torch.set_grad_enabled(False)  # in this thread; others begin with gradients
 
 SIZES = {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 4096, "pad_token_id": 0, "bos_token_id": 1,
          "eos_token_id": None}
+IN_TURN = ["sliding_attention", "full_attention"] * 2
 CONFIGS = {
     "Llama": LlamaConfig(**SIZES),
     "Qwen3": Qwen3Config(**SIZES),
     # Soft-caps so low that logits of random weights meet them.
-    "Gemma2": Gemma2Config(**SIZES, sliding_window=24, layer_types=["sliding_attention", "full_attention"] * 2,
-                           query_pre_attn_scalar=16, attn_logit_softcapping=0.02),
-    "Gemma3": Gemma3TextConfig(**SIZES, sliding_window=24, layer_types=["sliding_attention", "full_attention"] * 2),
-    "GptOss": GptOssConfig(**SIZES, sliding_window=24, num_local_experts=2, num_experts_per_tok=1,
-                           layer_types=["sliding_attention", "full_attention"] * 2),
+    "Gemma2": Gemma2Config(**SIZES, sliding_window=24, layer_types=IN_TURN, query_pre_attn_scalar=16, attn_logit_softcapping=0.02),
+    "Gemma3": Gemma3TextConfig(**SIZES, sliding_window=24, layer_types=IN_TURN),
+    "GptOss": GptOssConfig(**SIZES, sliding_window=24, num_local_experts=2, num_experts_per_tok=1, layer_types=IN_TURN),
 }
+PAPER = {"mode": "paper", "budget": 10, "dense_layers": 0}
+RECOMMENDED = {"mode": "recommended", "budget": 10}
 
 
-def model(name, implementation, dtype=torch.float32):
-    """A new one of the same weights."""
+def model(name="Llama", implementation="quoka", dtype=torch.float32, **quokas):
+    """A new one of the same weights, with these settings."""
     torch.manual_seed(11)
     made = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name]), attn_implementation="eager").to(dtype).eval()
     if name == "GptOss":  # which random weights leave nearly alike
         for layer in made.model.layers:
             torch.nn.init.normal_(layer.self_attn.sinks)
     made.set_attn_implementation(implementation)
+    if quokas:
+        made.config.quoka = quokas
     return made
 
 
-def other(name):
-    return "eager" if name in ("Gemma2", "GptOss") else "sdpa"
+def other_model(name="Llama"):
+    return model(name, "eager" if name in ("Gemma2", "GptOss") else "sdpa")
 
 
 def ids(*shape, seed=3):
     return torch.randint(2, 500, shape, generator=torch.Generator().manual_seed(seed))
 
 
+def mask_of(tokens, *hidden):
+    """As a tokenizer's: of sequence i the first hidden[i] tokens are padding."""
+    return (torch.arange(tokens.shape[1]) >= torch.tensor(hidden)[:, None]).long()
+
+
+def in_parts(of, tokens, widths, cache, seen=None):
+    """Logits of tokens that come in calls of these widths."""
+    logits, end = [], 0
+    for n in widths:
+        end += n
+        masked = {} if seen is None else {"attention_mask": seen[:, :end]}
+        logits.append(of(tokens[:, end - n:end], past_key_values=cache, **masked).logits)
+    return torch.cat(logits, 1)
+
+
+def logits_by(of, tokens, given, **named):
+    """With these settings of the model's own."""
+    of.config.quoka = given
+    return of(tokens, **named).logits
+
+
+def apart(got, expected):
+    return float((got - expected).abs().max())
+
+
+def relatively_apart(got, expected):
+    return apart(got, expected) / float(expected.abs().max())
+
+
+def said(run):
+    """The warnings of this package."""
+    quoka.transformers._warned.clear()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        run()
+    return [str(one.message) for one in seen if str(one.message).startswith("quoka: ")]
+
+
 class Exact(unittest.TestCase):
-    def assert_alike(self, got, expected, relative=1e-4):
-        self.assertLess(float((got - expected).abs().max() / expected.abs().max()), relative)
-
-    def each(self):
-        for name in CONFIGS:
-            with self.subTest(name), torch.no_grad():
-                yield model(name, "quoka"), model(name, other(name))
-
-    @drawn(60, name=st.sampled_from(list(CONFIGS)), widths=st.lists(st.sampled_from([1, 18, 30]), max_size=4), left=st.booleans(),
-           cache=st.sampled_from([DynamicCache, quoka.transformers.Cache, StaticCache, None]),
+    @drawn(5, widths=st.lists(st.sampled_from([1, 18, 30]), max_size=4), left=st.booleans(),
            padding=st.lists(st.integers(0, 13), min_size=1, max_size=3))
-    def test_a_prompt_in_chunks_and_tokens(self, name, widths, left, cache, padding):
-        ours, theirs = model(name, "quoka"), model(name, other(name))
+    def test_a_prompt_in_chunks_and_tokens(self, widths, left, padding):
         tokens = ids(len(padding), 40 + sum(widths))
-        seen = torch.ones_like(tokens)
-        for one, hidden in zip(seen, padding if cache is not StaticCache else ()):
-            one[:hidden] = 0
-        if not left:
-            seen = seen.flip(1)
-        masked = {"attention_mask": seen} if not seen.all() else {}
-        with torch.no_grad():
-            expected = theirs(tokens, **masked).logits
-            if cache is None:
-                got = ours(tokens, **masked).logits
-            else:
-                kept = cache(config=ours.config, max_cache_len=200) if cache is StaticCache else cache(config=ours.config)
-                got, end = [], 0
-                for n in (40, *widths):
-                    end += n
-                    masked = {"attention_mask": seen[:, :end]} if masked else {}
-                    got.append(ours(tokens[:, end - n:end], past_key_values=kept, **masked).logits)
-                got = torch.cat(got, 1)
-        self.assert_alike(got[seen.bool()], expected[seen.bool()])
-
-    def test_each_model_by_each_cache(self):
-        for ours, theirs in self.each():
-            tokens = ids(1, 90)
-            expected = theirs(tokens).logits
-            for cache in (DynamicCache(config=ours.config), quoka.transformers.Cache(config=ours.config),
-                          quoka.transformers.Cache()):
-                got = [ours(part, past_key_values=cache).logits for part in tokens.split([40, 30, 1, 1, 18], 1)]
-                self.assert_alike(torch.cat(got, 1), expected)
+        for name in CONFIGS:
+            ours, theirs = model(name), other_model(name)
+            for cache in (DynamicCache(config=ours.config), Cache(config=ours.config), Cache(), None,
+                          StaticCache(config=ours.config, max_cache_len=200)):
+                seen = mask_of(tokens, *(padding if not isinstance(cache, StaticCache) else [0] * len(padding)))
+                if not left:
+                    seen = seen.flip(1)
+                masked = {} if seen.all() else {"attention_mask": seen}
+                if cache is None:
+                    got = ours(tokens, **masked).logits
+                else:
+                    got = in_parts(ours, tokens, [40, *widths], cache, masked.get("attention_mask"))
+                expected = theirs(tokens, **masked).logits
+                with self.subTest(name, cache=type(cache).__name__):
+                    self.assertLess(relatively_apart(got[seen.bool()], expected[seen.bool()]), 1e-4)
 
     def test_generate(self):
-        for ours, theirs in self.each():
-            tokens, seen = ids(2, 30), torch.ones(2, 30, dtype=torch.long)
-            seen[0, :7] = 0
-            for how in ({"do_sample": False}, {"do_sample": False, "num_beams": 3},
-                        {"do_sample": False, "past_key_values": quoka.transformers.Cache}):
-                both = [m.generate(tokens, attention_mask=seen, max_new_tokens=64,
+        tokens = ids(2, 30)
+        for name in CONFIGS:
+            for how in ({}, {"num_beams": 3}, {"past_key_values": Cache}):
+                both = [m.generate(tokens, attention_mask=mask_of(tokens, 7, 0), max_new_tokens=64, do_sample=False,
                                    **{k: v(config=m.config) if isinstance(v, type) else v for k, v in how.items()})
-                        for m in (ours, theirs)]
-                self.assertTrue(torch.equal(*both), how)
+                        for m in (model(name), other_model(name))]
+                with self.subTest(name, how=how):
+                    self.assertTrue(torch.equal(*both))
 
-    def test_the_soft_cap_of_gemma_2(self):
-        with torch.no_grad():
-            ours, theirs = model("Gemma2", "quoka"), model("Gemma2", "eager")
-            capped = theirs(ids(1, 90)).logits
-            self.assert_alike(ours(ids(1, 90)).logits, capped)
-            for layer in theirs.model.layers:
-                layer.self_attn.attn_logit_softcapping = None
-            self.assertGreater(float((theirs(ids(1, 90)).logits - capped).abs().max() / capped.abs().max()), 1e-2)
+    def test_the_soft_cap_of_gemma_2_is_felt(self):
+        of = other_model("Gemma2")
+        capped = of(ids(1, 90)).logits
+        for layer in of.model.layers:
+            layer.self_attn.attn_logit_softcapping = None
+        self.assertGreater(relatively_apart(of(ids(1, 90)).logits, capped), 1e-2)
 
     def test_halves(self):
         for dtype, relative in ((torch.bfloat16, 5e-2), (torch.float16, 1e-2)):
-            with torch.no_grad():
-                ours, theirs = model("Llama", "quoka", dtype), model("Llama", "sdpa", dtype)
-                self.assert_alike(ours(ids(1, 60)).logits.float(), theirs(ids(1, 60)).logits.float(), relative)
+            ours, theirs = (model("Llama", by, dtype)(ids(1, 60)).logits.float() for by in ("quoka", "sdpa"))
+            self.assertLess(relatively_apart(ours, theirs), relative)
 
     def test_what_is_not_ours_is_handed_on(self):
-        ours, theirs = model("Llama", "quoka"), model("Llama", "sdpa")
+        ours, theirs = model(), other_model()
         tokens = ids(1, 20)
-        quoka.transformers._warned.clear()
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
+
+        def run():
             for _ in range(2):
                 ours(tokens).logits.sum().backward()
-        said = [str(w.message) for w in seen if "quoka" in str(w.message)]
-        self.assertEqual(len(said), 1, said)
-        self.assertIn("gradients", said[0])
-        theirs(tokens).logits.sum().backward()
-        got, expected = (m.model.layers[0].self_attn.q_proj.weight.grad for m in (ours, theirs))
-        self.assertLess(float((got / 2 - expected).abs().max()), 1e-4)
+
+        with torch.enable_grad():
+            warned, = said(run)
+            self.assertIn("gradients", warned)
+            theirs(tokens).logits.sum().backward()
+            got, expected = (m.model.layers[0].self_attn.q_proj.weight.grad for m in (ours, theirs))
+            self.assertLess(apart(got / 2, expected), 1e-4)
         cache = DynamicCache()  # a chunk: no mask is made, and sdpa needs one
-        with torch.no_grad():
-            ours(tokens, past_key_values=cache)
-        self.assert_alike(ours(tokens, past_key_values=cache).logits.detach(),
-                          theirs(torch.cat([tokens, tokens], 1)).logits[:, 20:].detach())
-        with self.assertRaisesRegex(ValueError, "sinks"):
-            model("GptOss", "quoka")(tokens)
+        ours(tokens, past_key_values=cache)
+        with torch.enable_grad():
+            got = ours(tokens, past_key_values=cache).logits.detach()
+            self.assertLess(relatively_apart(got, theirs(torch.cat([tokens, tokens], 1)).logits[:, 20:].detach()), 1e-4)
+            with self.assertRaisesRegex(ValueError, "sinks"):
+                model("GptOss")(tokens)
 
     def test_a_window_without_a_mask(self):
-        module = torch.nn.Module()
         for q_len, window in ((4, 5), (1, 5), (9, 5), (4, 99)):
             q, k, v = torch.randn(1, 2, q_len, 16), torch.randn(1, 2, 9, 16), torch.randn(1, 2, 9, 16)
-            with torch.no_grad(), quoka.transformers.settings(arithmetic="float"):
-                ours = quoka.transformers.attention_forward(module, q, k, v, None, sliding_window=window)[0]
-            of_sdpa = quoka.transformers.attention_forward(module, q.requires_grad_(), k, v, None, sliding_window=window)[0]
-            self.assertLess(float((ours - of_sdpa).abs().max()), 1e-5)
+
+            def attend(of_q):
+                return attention_forward(torch.nn.Module(), of_q, k, v, None, sliding_window=window)[0]  # noqa: B023
+
+            with settings(arithmetic="float"):
+                ours = attend(q)
+            with torch.enable_grad():
+                of_sdpa = attend(q.requires_grad_())
+            self.assertLess(apart(ours, of_sdpa), 1e-5)
 
     def test_keys_without_positions_may_repeat(self):
         module = torch.nn.Module()
@@ -172,228 +192,197 @@ class Exact(unittest.TestCase):
         expected = torch.nn.functional.scaled_dot_product_attention(
             q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), attn_mask=mask).transpose(1, 2)
         for mode in ("exact", "paper"):
-            with quoka.transformers.settings(mode=mode, budget=1.0, dense_layers=0, arithmetic="float"):
-                got, weights = quoka.transformers.attention_forward(module, q, k, v, None)
-            self.assertLess(float((got - expected).abs().max()), 1e-5)
+            with settings(mode=mode, budget=1.0, dense_layers=0, arithmetic="float"):
+                got, weights = attention_forward(module, q, k, v, None)
+            self.assertLess(apart(got, expected), 1e-5)
             self.assertIsNone(weights)
-
-    def test_compiled(self):
-        with torch.no_grad():
-            ours = model("Llama", "quoka")
-            compiled = torch.compile(ours, backend="aot_eager")
-            self.assert_alike(compiled(ids(1, 20)).logits, ours(ids(1, 20)).logits, 1e-5)
 
 
 class Selects(unittest.TestCase):
     def test_all_keys_are_exact_attention(self):
-        for name in CONFIGS:
-            with self.subTest(name), torch.no_grad():
-                ours = model(name, "quoka")
-                tokens = ids(2, 300)
-                expected = ours(tokens).logits
-                for mode in ("recommended", "paper"):
-                    ours.config.quoka = {"mode": mode, "budget": 1.0, "chunk": 64, "dense_layers": 0}
-                    self.assertLess(float((ours(tokens).logits - expected).abs().max()), 1e-5)
-                    ours.config.quoka["budget"] = 20
-                    self.assertGreater(float((ours(tokens).logits - expected).abs().max()), 1e-4)
+        tokens = ids(3, 300)
+        for name, seen in itertools.product(CONFIGS, (None, mask_of(tokens, 40, 0, 3))):
+            ours = model(name)
+            shown = slice(None) if seen is None else seen.bool()
 
-    def test_all_keys_of_a_padded_batch(self):
-        for name in ("Llama", "GptOss"):
-            with self.subTest(name), torch.no_grad():
-                ours = model(name, "quoka")
-                tokens, seen = ids(3, 150), torch.ones(3, 150, dtype=torch.long)
-                seen[0, :40] = seen[2, :3] = 0
-                expected = ours(tokens, attention_mask=seen).logits[seen.bool()]
-                ours.config.quoka = {"mode": "paper", "budget": 1.0, "chunk": 64, "dense_layers": 0}
-                got = ours(tokens, attention_mask=seen).logits[seen.bool()]
-                self.assertLess(float((got - expected).abs().max()), 1e-5)
-                ours.config.quoka = {"mode": "paper", "budget": 5, "chunk": 64, "dense_layers": 0}
-                got = ours(tokens, attention_mask=seen).logits[seen.bool()]
-                self.assertGreater(float((got - expected).abs().max()), 1e-4)
+            def run(**given):
+                return logits_by(ours, tokens, given, attention_mask=seen)[shown]  # noqa: B023
+
+            expected = run()
+            for mode in ("recommended", "paper"):
+                of = {"mode": mode, "chunk": 64, "dense_layers": 0}
+                with self.subTest(name, mode=mode, padded=seen is not None):
+                    self.assertLess(apart(run(**of, budget=1.0), expected), 1e-5)
+                    self.assertGreater(apart(run(**of, budget=5), expected), 1e-4)
 
     def test_a_prompt_is_cut_as_chunks_are(self):
-        with torch.no_grad():
-            ours = model("Llama", "quoka")
-            tokens = ids(1, 320)
-            for mode in ("paper", "recommended"):
-                with quoka.transformers.settings(mode=mode, budget=24, chunk=64, dense_layers=[0, 2]):
-                    whole = ours(tokens).logits
-                    for cache in (quoka.transformers.Cache(), DynamicCache()):
-                        parts = torch.cat([ours(part, past_key_values=cache).logits for part in tokens.split(64, 1)], 1)
-                        self.assertLess(float((whole - parts).abs().max()), 1e-5)
-                self.assertGreater(float((whole - ours(tokens).logits).abs().max()), 0.05)
+        ours, tokens = model(), ids(1, 320)
+        for mode in ("paper", "recommended"):
+            with settings(mode=mode, budget=24, chunk=64, dense_layers=[0, 2]):
+                whole = ours(tokens).logits
+                for cache in (Cache(), DynamicCache()):
+                    self.assertLess(apart(in_parts(ours, tokens, [64] * 5, cache), whole), 1e-5)
+            self.assertGreater(apart(whole, ours(tokens).logits), 0.05)
 
     def test_padding_takes_no_budget(self):
-        with torch.no_grad():
-            ours = model("Llama", "quoka")
-            tokens = ids(1, 200)
-            padded = torch.cat([torch.zeros(1, 70, dtype=torch.long), tokens], 1)
-            seen = (padded > 0).long()
-            positions = (seen.cumsum(1) - 1).clamp(min=0)
-            ours.config.quoka = {"mode": "paper", "budget": 30, "chunk": 100, "dense_layers": 0}
-            alone = ours(tokens).logits
-            with_padding = ours(padded, attention_mask=seen, position_ids=positions).logits[:, 70:]
-            # Chunks of 100 end elsewhere: the first 30 tokens, and no more, are in a chunk without a past in both.
-            self.assertLess(float((alone - with_padding)[:, :30].abs().max()), 1e-4)
-            self.assertTrue(bool(torch.isfinite(with_padding).all()))
+        ours, tokens = model(**PAPER | {"budget": 30, "chunk": 100}), ids(1, 200)
+        padded = torch.cat([torch.zeros(1, 70, dtype=torch.long), tokens], 1)
+        seen = mask_of(padded, 70)
+        got = ours(padded, attention_mask=seen, position_ids=(seen.cumsum(1) - 1).clamp(min=0)).logits[:, 70:]
+        # Chunks of 100 end elsewhere: the first 30 tokens, and no more, are in a chunk without a past in both.
+        self.assertLess(apart(ours(tokens).logits[:, :30], got[:, :30]), 1e-4)
+        self.assertTrue(bool(torch.isfinite(got).all()))
 
     def test_decode_and_layers(self):
-        chosen = quoka.transformers.Settings(mode="paper", dense_layers=2, layer_budgets={"3": 7}, budget=0.5)
+        chosen = Settings(mode="paper", dense_layers=2, layer_budgets={"3": 7}, budget=0.5)
         self.assertEqual([chosen.selects(n) for n in (0, 1, 2, 3)], [False, False, True, True])
         self.assertEqual([chosen.budget_of(n) for n in (2, 3)], [0.5, 7])
-        with torch.no_grad():
-            ours = model("Llama", "quoka")
-            tokens = ids(1, 200)
-            cache = quoka.transformers.Cache()
-            ours(tokens[:, :199], past_key_values=cache)
-            logits = []
-            for decode in (False, True):
-                ours.config.quoka = {"mode": "paper", "budget": 10, "dense_layers": 0, "decode": decode}
-                logits.append(ours(tokens[:, 199:], past_key_values=copy.deepcopy(cache)).logits)
-            self.assertGreater(float((logits[0] - logits[1]).abs().max()), 1e-4)
-            ours.config.quoka = {"mode": "exact"}
-            self.assertTrue(torch.equal(ours(tokens[:, 199:], past_key_values=copy.deepcopy(cache)).logits, logits[0]))
-
-    def test_settings(self):
-        of = quoka.transformers.Settings.of
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-            json.dump({"mode": "recommended", "budget": 0.25, "dense_layers": 1, "min_past": 1024, "stats": 1,
-                       "model": {"q_heads": 4}}, file)
-            file.flush()
-            self.assertEqual(of(file.name), quoka.transformers.Settings("recommended", 0.25, 1, {}, 1024))
-        # As check.sh writes one after its last step, refine: the layers that hurt are dense, and more queries choose.
-        written = {"arithmetic": "int8", "budget": 0.25, "dense_layers": [0, 7, 29], "min_past": 2048, "mode": "recommended",
-                   "queries": 256, "model": {"head_dim": 64, "kv_heads": 3, "q_heads": 9}}
-        self.assertEqual(of(written), quoka.transformers.Settings(
-            "recommended", 0.25, [0, 7, 29], {}, 2048, queries=256, arithmetic="int8"))
-        with self.assertRaises(ValueError) as caught:  # all at once
-            of({"mode": "best", "budget": 1.5, "chunk": 0, "dense_layers": -1, "bugdet": 3, "layer_budgets": {"x": 64}, "arithmetic": "fp8"})
-        for word in ("mode is 'best'", "1.5", "chunk is 0", "dense_layers is -1", "'bugdet' is not a setting", "layer_budgets has 'x'", "arithmetic is 'fp8'"):
-            self.assertIn(word, str(caught.exception))
-        self.assertNotIn("(budget)", str(caught.exception))
-        with tempfile.TemporaryDirectory() as folder:  # files that hold no settings
-            text, list_ = pathlib.Path(folder, "text"), pathlib.Path(folder, "list.json")
-            text.write_text("mode: paper"), list_.write_text("[1]")
-            for path, words in ((folder, "Is a directory"), (f"{folder}/none", "No such file"), (text, "is not JSON"), (list_, "holds [1], but must hold an object")):
-                with self.assertRaisesRegex(ValueError, "^quoka: .*" + re.escape(words)):
-                    of(str(path))
-                with unittest.mock.patch.dict(os.environ, {"QUOKA_CONFIG": str(path), "QUOKA_BUDGET": "512"}), \
-                        self.assertRaisesRegex(ValueError, "^quoka: QUOKA_CONFIG: .*" + re.escape(words)):
-                    quoka.transformers.Settings.of_environment()
-
-    def said(self, run):
-        """The warnings of this package."""
-        quoka.transformers._warned.clear()
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            run()
-        return [str(one.message) for one in seen if str(one.message).startswith("quoka: ")]
-
-    def test_settings_without_effect_are_named(self):
-        of = quoka.transformers.Settings.of
-        self.assertEqual(self.said(lambda: of({"budget": 0.25, "decode": True, "threads": 1})),
-                         ["quoka: budget, decode without a mode: attention is exact; mode recommended, balanced or paper selects keys"])
-        self.assertEqual(self.said(lambda: (of({"budget": 0.25, "mode": "exact"}), of({"threads": 1}))), [])
-        ours = model("Llama", "quoka")
-        count = ours.config.num_hidden_layers
-        for given, words in (({"dense_layers": 99}, [f"no layer selects keys: dense_layers is 99, and {count} of the model's layers could select"]),
-                             ({"dense_layers": [0, 77]}, [f"dense_layers names layer 77, but the model's last layer is {count - 1}"]),
-                             ({"layer_budgets": {"77": 64}}, [f"layer_budgets names layer 77, but the model's last layer is {count - 1}"]),
-                             ({"dense_layers": [0], "layer_budgets": {"1": 64}}, []), ({"dense_layers": 99, "mode": "exact"}, [])):
-            ours.config.quoka = {"mode": "paper", "budget": 64} | given
-            with torch.no_grad():
-                self.assertEqual(self.said(lambda: (ours(ids(1, 20)), ours(ids(1, 20)))), [f"quoka: {one}" for one in words])
-
-    def test_empty_variables_are_not_set(self):
-        empty = {"QUOKA_" + name: "" for name in ("CONFIG", "MODE", "BUDGET", "CHUNK", "DENSE_LAYERS", "MOED")}
-        with unittest.mock.patch.dict(os.environ, empty):
-            self.assertEqual(quoka.transformers.Settings.of_environment(), quoka.transformers.Settings())
-        for text, share in ((".25", 0.25), ("1.", 1.0)):
-            with unittest.mock.patch.dict(os.environ, {"QUOKA_MODE": "paper", "QUOKA_BUDGET": text}):
-                self.assertEqual(quoka.transformers.Settings.of_environment(), quoka.transformers.Settings("paper", share))
-
-    def test_settings_of_the_environment(self):
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder, "settings.json")
-            path.write_text('{"mode": "recommended", "budget": 0.25, "queries": 256}')
-            with unittest.mock.patch.dict(os.environ, {"QUOKA_CONFIG": str(path), "QUOKA_BUDGET": "512", "QUOKA_MODE": "paper"}):
-                self.assertEqual(quoka.transformers.Settings.of_environment(),
-                                 quoka.transformers.Settings("paper", 512, queries=256))
-                # In a program that does not mention quoka; a model's own settings win.
-                program = pathlib.Path(folder, "program.py")
-                program.write_text(
-                    "import sys, torch, transformers\n"
-                    "torch.manual_seed(1)\n"
-                    "model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(vocab_size=50, hidden_size=32,"
-                    " intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1),"
-                    " attn_implementation='quoka').eval()\n"
-                    "import quoka.transformers\n"
-                    "tokens = torch.arange(1300)[None] % 50\n"
-                    "with torch.no_grad(), quoka.transformers.watched() as chosen: model(tokens)\n"
-                    "model.config.quoka = {}\n"
-                    "with torch.no_grad(), quoka.transformers.watched() as none: model(tokens)\n"
-                    "print(sys.argv[1:], chosen[-1].selection.max_count, len(none))\n")
-                package = pathlib.Path(quoka.__file__).parents[1]
-                said = subprocess.run([sys.executable, "-m", "quoka", "program", "a", "b"], cwd=folder, check=True, text=True,
-                                      stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": f"{package}:{folder}"}).stdout
-                self.assertEqual(said.strip(), "['a', 'b'] 512 0")
-            with unittest.mock.patch.dict(os.environ, {"QUOKA_MODE": "best"}), self.assertRaisesRegex(ValueError, "best"):
-                quoka.transformers.Settings.of_environment()
+        ours, tokens, cache = model(), ids(1, 200), Cache()
+        ours(tokens[:, :199], past_key_values=cache)
+        without, decodes, exact = (logits_by(ours, tokens[:, 199:], given, past_key_values=copy.deepcopy(cache))
+                                   for given in (PAPER, PAPER | {"decode": True}, {"mode": "exact"}))
+        self.assertGreater(apart(without, decodes), 1e-4)
+        self.assertTrue(torch.equal(without, exact))
 
     def test_queries_change_the_choice(self):
-        with torch.no_grad():
-            ours, tokens, logits = model("Llama", "quoka"), ids(1, 200), []
-            for chunk in (200, 100):  # with a past of its own, and cut in the call
-                for queries in (0, 16, 200):
-                    ours.config.quoka = {"mode": "paper", "budget": 10, "dense_layers": 0, "chunk": chunk, "queries": queries}
-                    cache = quoka.transformers.Cache()
-                    ours(tokens[:, :100], past_key_values=cache)
-                    logits.append(ours(tokens[:, 100:], past_key_values=cache).logits if chunk == 200 else ours(tokens).logits)
-            for of in (logits[:3], logits[3:]):
-                self.assertTrue(torch.equal(of[0], of[1]))  # the preset's: 16 of each query head
-                self.assertGreater(float((of[0] - of[2]).abs().max()), 1e-4)
+        ours, tokens = model(), ids(1, 200)
+        for chunk in (200, 100):  # with a past of its own, and cut in the call
+            logits = []
+            for queries in (0, 16, 200):
+                ours.config.quoka = PAPER | {"chunk": chunk, "queries": queries}
+                logits.append(in_parts(ours, tokens, [200] if chunk == 100 else [100, 100], Cache()))
+            self.assertTrue(torch.equal(logits[0], logits[1]))  # the preset's: 16 of each query head
+            self.assertGreater(apart(logits[0], logits[2]), 1e-4)
 
     def test_a_short_past_is_attended_to_whole(self):
-        with torch.no_grad(), quoka.transformers.watched() as chosen:
-            ours = model("Llama", "quoka")
-            ours.config.quoka = {"mode": "paper", "budget": 10, "dense_layers": 3, "chunk": 50, "min_past": 100}
-            ours(ids(1, 220))
+        with watched() as chosen:
+            model(**PAPER | {"dense_layers": 3, "chunk": 50, "min_past": 100})(ids(1, 220))
         self.assertEqual([(c.first, c.selection is None) for c in chosen],
                          [(0, True), (50, True), (100, True), (150, False), (200, False)])
 
     def test_what_was_chosen_can_be_watched(self):
-        with torch.no_grad(), quoka.transformers.watched() as chosen:
-            ours = model("Llama", "quoka")
-            ours.config.quoka = {"mode": "paper", "budget": 20, "chunk": 60, "dense_layers": 2}
+        ours = model(**PAPER | {"budget": 20, "chunk": 60, "dense_layers": 2})
+        with watched() as chosen:
             ours(ids(2, 150))
-        with torch.no_grad():
-            ours(ids(1, 150))
+        ours(ids(1, 150))
         self.assertEqual([(c.layer, c.batch, c.first, c.last) for c in chosen],
                          [(layer, b, first, min(first + 60, 150)) for layer in (2, 3) for b in (0, 1) for first in (0, 60, 120)])
         self.assertEqual([None if c.selection is None else (c.selection.max_count, c.selection.kv_len) for c in chosen[:3]],
                          [None, (20, 60), (20, 120)])
         self.assertEqual([c.kept_share for c in chosen[:2]], [1.0, None])  # of all, and paper does not tell
-        with torch.no_grad(), quoka.transformers.watched() as chosen:
-            ours.config.quoka = {"mode": "recommended", "budget": 20, "chunk": 60, "dense_layers": 3}
-            ours(ids(1, 150))
+        with watched() as chosen:
+            logits_by(ours, ids(1, 150), {"mode": "recommended", "budget": 20, "chunk": 60, "dense_layers": 3})
         self.assertEqual(chosen[0].kept_share, 1.0)
         for c in chosen[1:]:
             self.assertTrue(0 < c.kept_share < 1)
             self.assertAlmostEqual(c.kept_share, float(c.selection.kept_shares.mean()), places=6)
 
     def test_layers_with_a_window_are_not_counted(self):
-        types = ["sliding_attention", "full_attention"] * 2
-        chosen = quoka.transformers.Settings(mode="paper", dense_layers=1)
-        self.assertEqual([chosen.selects(n, types) for n in (1, 3)], [False, True])
+        chosen = Settings(mode="paper", dense_layers=1)
+        self.assertEqual([chosen.selects(n, IN_TURN) for n in (1, 3)], [False, True])
         self.assertEqual([chosen.selects(n) for n in (0, 1)], [False, True])
-        with torch.no_grad():
-            ours, tokens = model("Gemma3", "quoka"), ids(1, 200)
-            logits = []
-            for dense in (1, [1], [1, 3], 2):
-                ours.config.quoka = {"mode": "paper", "budget": 10, "chunk": 64, "dense_layers": dense}
-                logits.append(ours(tokens).logits)
-            self.assertTrue(torch.equal(logits[0], logits[1]) and torch.equal(logits[2], logits[3]))
-            self.assertGreater(float((logits[0] - logits[2]).abs().max()), 1e-4)
+        ours, tokens = model("Gemma3"), ids(1, 200)
+        logits = [logits_by(ours, tokens, PAPER | {"chunk": 64, "dense_layers": dense}) for dense in (1, [1], [1, 3], 2)]
+        self.assertTrue(torch.equal(logits[0], logits[1]) and torch.equal(logits[2], logits[3]))
+        self.assertGreater(apart(logits[0], logits[2]), 1e-4)
+
+
+class Given(unittest.TestCase):
+    """Settings as they are given: a dictionary, a file, variables of the environment."""
+
+    def environment(self, **variables):
+        return unittest.mock.patch.dict(os.environ, {f"QUOKA_{name}": text for name, text in variables.items()})
+
+    def folder(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        return pathlib.Path(folder.name)
+
+    def test_a_dictionary_or_a_file(self):
+        given = {"mode": "recommended", "budget": 0.25, "dense_layers": 1, "min_past": 1024, "stats": 1, "model": {"q_heads": 4}}
+        file = self.folder() / "settings.json"
+        file.write_text(json.dumps(given))
+        self.assertEqual(Settings.of(str(file)), Settings("recommended", 0.25, 1, {}, 1024))
+        # As check.sh writes one after its last step, refine: the layers that hurt are dense, and more queries choose.
+        written = {"arithmetic": "int8", "budget": 0.25, "dense_layers": [0, 7, 29], "min_past": 2048, "mode": "recommended",
+                   "queries": 256, "model": {"head_dim": 64, "kv_heads": 3, "q_heads": 9}}
+        self.assertEqual(Settings.of(written), Settings("recommended", 0.25, [0, 7, 29], {}, 2048, queries=256, arithmetic="int8"))
+
+    def test_files_without_settings(self):
+        folder = self.folder()
+        (folder / "text").write_text("mode: paper"), (folder / "list").write_text("[1]")
+        for path, words in ((folder, "Is a directory"), (folder / "none", "No such file"), (folder / "text", "is not JSON"),
+                            (folder / "list", "holds [1], but must hold an object")):
+            with self.assertRaisesRegex(ValueError, "^quoka: .*" + re.escape(words)):
+                Settings.of(str(path))
+            with self.environment(CONFIG=str(path), BUDGET="512"), \
+                    self.assertRaisesRegex(ValueError, "^quoka: QUOKA_CONFIG: .*" + re.escape(words)):
+                Settings.of_environment()
+
+    def test_variables(self):
+        empty = dict.fromkeys(("CONFIG", "MODE", "BUDGET", "CHUNK", "DENSE_LAYERS", "MOED"), "")  # are not set
+        for variables, expected in ((empty, Settings()), ({"MODE": "paper", "BUDGET": ".25"}, Settings("paper", 0.25)),
+                                    ({"MODE": "paper", "BUDGET": "1."}, Settings("paper", 1.0))):
+            with self.environment(**variables):
+                self.assertEqual(Settings.of_environment(), expected)
+        with self.environment(MODE="best"), self.assertRaisesRegex(ValueError, "best"):
+            Settings.of_environment()
+        with self.environment(BUGDET="512"):
+            self.assertRegex(*said(Settings.of_environment), "QUOKA_BUGDET.*QUOKA_BUDGET")
+
+    def test_a_program_that_does_not_mention_quoka(self):
+        folder = self.folder()
+        (folder / "settings.json").write_text('{"mode": "recommended", "budget": 0.25, "queries": 256}')
+        (folder / "program.py").write_text("""
+import sys, torch, transformers
+torch.manual_seed(1)
+sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**sizes), attn_implementation="quoka").eval()
+import quoka.transformers
+tokens = torch.arange(1300)[None] % 50
+with torch.no_grad(), quoka.transformers.watched() as chosen: model(tokens)
+model.config.quoka = {}  # a model's own settings win
+with torch.no_grad(), quoka.transformers.watched() as none: model(tokens)
+print(sys.argv[1:], chosen[-1].selection.max_count, len(none))
+""")
+        with self.environment(CONFIG=str(folder / "settings.json"), BUDGET="512", MODE="paper"):
+            self.assertEqual(Settings.of_environment(), Settings("paper", 512, queries=256))
+            package = pathlib.Path(quoka.__file__).parents[1]
+            done = subprocess.run([sys.executable, "-m", "quoka", "program", "a", "b"], cwd=folder, check=True, text=True,
+                                  stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": f"{package}:{folder}"})
+        self.assertEqual(done.stdout.strip(), "['a', 'b'] 512 0")
+
+    def test_settings_without_effect_are_named(self):
+        self.assertEqual(said(lambda: Settings.of({"budget": 0.25, "decode": True, "threads": 1})),
+                         ["quoka: budget, decode without a mode: attention is exact; mode recommended, balanced or paper selects keys"])
+        self.assertEqual(said(lambda: (Settings.of({"budget": 0.25, "mode": "exact"}), Settings.of({"threads": 1}))), [])
+        ours = model()
+        for given, words in (({"dense_layers": 99}, ["no layer selects keys: dense_layers is 99, and 4 of the model's layers could select"]),
+                             ({"dense_layers": [0, 77]}, ["dense_layers names layer 77, but the model's last layer is 3"]),
+                             ({"layer_budgets": {"77": 64}}, ["layer_budgets names layer 77, but the model's last layer is 3"]),
+                             ({"dense_layers": [0], "layer_budgets": {"1": 64}}, []), ({"dense_layers": 99, "mode": "exact"}, [])):
+            ours.config.quoka = {"mode": "paper", "budget": 64} | given
+            self.assertEqual(said(lambda: (ours(ids(1, 20)), ours(ids(1, 20)))), [f"quoka: {one}" for one in words])
+
+    def test_values_that_cannot_be_meant(self):
+        for given, words in (
+                ({"mode": "best"}, "best"), ({"budget": 0.0}, r"\(0, 1\]"), ({"budget": "mass:0.9"}, "mass:0.9"), ({"queries": -3}, "queries is -3"),
+                ({"queries": 10**9}, "from 0 to 1048576"), ({"threads": 5000}, "threads is 5000, but must be a whole number from 0 to 1024"),
+                ({"threads": None}, "threads is None"), ({"decode": 2}, "decode is 2"), ({"chunk": 0}, "chunk is 0"), ({"chunk": "x"}, "chunk is 'x'"),
+                ({"chunk": 12.5}, "chunk is 12.5"), ({"arithmetic": "fp8"}, "fp8"), ({"min_past": -1}, "-1"), ({"min_past": "10"}, "min_past is '10'"),
+                ({"min_queries": -1}, "min_queries is -1"), ({"dense_layers": "0,5"}, r"such as \[0, 5\]"), ({"dense_layers": -5}, "dense_layers is -5"),
+                ({"dense_layers": [0, -1]}, "-1"), ({"dense_layers": "first"}, "'first'"), ({"dense_layers": True}, "True"),
+                ({"layer_budgets": {"3": -5}}, "-5"), ({"layer_budgets": [3]}, "layer_budgets"), ({"layer_budgets": {"last": 3}}, "'last'"),
+                ({"layer_budgets": {-1: 3}}, "-1"), ({"budgets": 3}, "budgets"), ({"bugdet": 3}, "'bugdet' .*Is 'budget' meant"), (["paper"], r"\['paper'\]")):
+            with self.assertRaisesRegex(ValueError, words):
+                Settings.of(given)
+        with self.assertRaisesRegex(ValueError, "bugdet"), settings(bugdet=3):
+            pass
+        with self.assertRaises(ValueError) as caught:  # all at once
+            Settings.of({"mode": "best", "budget": 1.5, "chunk": 0, "dense_layers": -1, "bugdet": 3, "layer_budgets": {"x": 64}, "arithmetic": "fp8"})
+        for words in ("mode is 'best'", "1.5", "chunk is 0", "dense_layers is -1", "'bugdet' is not a setting", "layer_budgets has 'x'", "arithmetic is 'fp8'"):
+            self.assertIn(words, str(caught.exception))
+        self.assertNotIn("(budget)", str(caught.exception))
 
 
 class History:
@@ -491,84 +480,100 @@ class Caches(unittest.TestCase):
             cache.update(k, v, 0)
             return torch.cat([cache.layers[0].keys, cache.layers[0].values])  # copied
 
-        got, expected = (History(kind(), grow).run(steps) for kind in (quoka.transformers.Cache, DynamicCache))
+        got, expected = (History(kind(), grow).run(steps) for kind in (Cache, DynamicCache))
         for one, other in zip(got, expected, strict=True):
             self.assertTrue(torch.equal(one, other))
 
-    def test_it_does_not_copy(self):
-        cache = quoka.transformers.Cache()
-        k, v = torch.randn(2, 2, 2, 10, 8).unbind()
-        cache.update(k, v, 0), cache.update(k[:, :, :3], v[:, :, :3], 0)
-        before = cache.layers[0].keys.data_ptr()
-        cache.update(k[:, :, :5], v[:, :, :5], 0)
-        self.assertEqual(cache.layers[0].keys.data_ptr(), before)
+    def test_where_it_writes(self):
+        """Beside what it has, unless others hold the memory that was cut off."""
+        cache = Cache()
+        k, v = torch.randn(2, 1, 2, 200, 8).unbind()
+
+        def appended(n):
+            cache.update(k[:, :, :n], v[:, :, :n], 0)
+            return cache.layers[0].keys.data_ptr()
+
+        appended(200)
+        where = appended(20)
+        self.assertEqual(appended(5), where)
+        for _ in range(3):
+            cache.crop(-10)
+            self.assertEqual(appended(12), where)
+        kept = cache.layers[0].keys
+        cache.crop(-10)
+        self.assertNotEqual(appended(12), where)
+        self.assertEqual(kept.shape[2], 231)
         cache.reset()
         self.assertEqual(cache.get_seq_length(), 0)
-        cache.update(k, v, 0)
+        appended(200)
         self.assertTrue(torch.equal(cache.layers[0].keys, k))
 
+    def test_from_inference_mode_on(self):
+        ours, logits = model(), []
+        for cache in (Cache(config=ours.config), DynamicCache(config=ours.config)):
+            with torch.inference_mode():
+                in_parts(ours, ids(1, 59), [50, 9], cache)
+            logits.append(ours(ids(1, 20), past_key_values=cache).logits)
+        self.assertTrue(torch.equal(*logits))
 
-def made_states():
-    """A list that grows by one for each State that attention makes in its scope."""
-    made, State = [], quoka._core.State
-
-    def make(*args, **named):
-        if "preset" in named:  # else it is Settings, which looks at a budget
-            made.append(named)
-        return State(*args, **named)
-
-    return unittest.mock.patch.object(quoka.transformers._core, "State", make), made
+    def test_gradients_flow_through_chunks(self):
+        gradients = []
+        for cache in (Cache(), DynamicCache()):
+            ours = model()
+            with torch.enable_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                in_parts(ours, ids(1, 60), [30, 20, 10], cache).square().sum().backward()
+            gradients.append(ours.model.layers[0].self_attn.k_proj.weight.grad)
+        self.assertTrue(torch.equal(*gradients))
 
 
 class KeptStates(unittest.TestCase):
-    """quoka.transformers.Cache keeps the codes of its keys: the same bits as with a State made for
-    each call."""
+    """Cache keeps the codes of its keys: the same bits as with a State made for each call."""
 
     LAYERS = 3  # that select, of four
 
     def setUp(self):
-        self.ours = model("Llama", "quoka")
-        patch, self.made = made_states()
-        self.enterContext(patch) if hasattr(self, "enterContext") else (patch.start(), self.addCleanup(patch.stop))
+        self.ours, self.made, State = model(), [], quoka._core.State
+
+        def make(*args, **named):
+            if "preset" in named:  # else it is Settings, which looks at a budget
+                self.made.append(named)
+            return State(*args, **named)
+
+        patch = unittest.mock.patch.object(quoka.transformers._core, "State", make)
+        patch.start()
+        self.addCleanup(patch.stop)
 
     def both(self, run, ours=None):
-        """run(model, a cache) with and without what is kept: the first result."""
-        ours, results = ours or self.ours, []
-        for kind in (quoka.transformers.Cache, DynamicCache):
+        """run(model, a cache) with and without what is kept has the same result: how many States were made."""
+        ours, results, made = ours or self.ours, [], []
+        for kind in (Cache, DynamicCache):
             del self.made[:]
-            with torch.no_grad():
-                results.append(run(ours, kind(config=ours.config)))
-            if not results[1:]:
-                made = len(self.made)
+            results.append(run(ours, kind(config=ours.config)))
+            made.append(len(self.made))
         self.assertTrue(torch.equal(*results))
         self.assertGreater(float(results[0].abs().max()), 0)
-        return made, len(self.made)
+        return tuple(made)
 
-    def test_a_prompt_in_chunks(self):
-        tokens = ids(2, 400)
-        for mode, budget in (("recommended", 10), ("recommended", 0.125), ("paper", 20)):
-            self.ours.config.quoka = {"mode": mode, "budget": budget, "chunk": 64, "decode": True}
-            made = self.both(lambda m, cache: torch.cat(
-                [m(part, past_key_values=cache).logits for part in tokens.split([64, 64, 30, 100, 142], 1)], 1))
-            self.assertEqual(made, (self.LAYERS * 2, self.LAYERS * 2 * 5))
-
-    def test_single_tokens(self):
-        tokens = ids(1, 200)
-        self.ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 64, "decode": True}
-        made = self.both(lambda m, cache: torch.cat([m(part, past_key_values=cache).logits for part in tokens.split([170] + [1] * 30, 1)], 1))
-        self.assertEqual(made, (self.LAYERS, self.LAYERS * 31))
+    def test_chunks_and_tokens(self):
+        for given, sequences, widths in (
+                (RECOMMENDED, 2, [64, 64, 30, 100, 142]), (RECOMMENDED | {"budget": 0.125}, 2, [64, 64, 30, 100, 142]),
+                (PAPER | {"budget": 20, "dense_layers": 1}, 2, [64, 64, 30, 100, 142]), (RECOMMENDED, 1, [170] + [1] * 30)):
+            self.ours.config.quoka = given | {"chunk": 64, "decode": True}
+            made = self.both(lambda m, cache: in_parts(m, ids(sequences, sum(widths)), widths, cache))  # noqa: B023
+            self.assertEqual(made, (self.LAYERS * sequences, self.LAYERS * sequences * len(widths)))
 
     @drawn(20, steps=st.lists(st.tuples(st.sampled_from((*History.STEPS, "settings", "exact")), st.integers(0, 1000)), max_size=9))
     def test_through_any_history(self, steps):
-        options = ({"mode": "recommended", "budget": 10}, {"mode": "recommended", "budget": 0.125}, {"mode": "paper", "budget": 20},
-                   {"mode": "recommended", "budget": 10, "queries": 99}, {"mode": "recommended", "budget": 10, "chunk": 20})
+        options = (RECOMMENDED, RECOMMENDED | {"budget": 0.125}, {"mode": "paper", "budget": 20}, RECOMMENDED | {"queries": 99},
+                   RECOMMENDED | {"chunk": 20})
 
         class Model(History):
             def settings(self, layers, number):
                 of_model.config.quoka = {"chunk": 32, "decode": True, "dense_layers": 1, **options[number % len(options)]}
 
             def exact(self, layers, number):
-                with quoka.transformers.settings(mode="exact"):
+                with settings(mode="exact"):
                     self.grow(layers, number)
 
         of_model = self.ours
@@ -582,7 +587,7 @@ class KeptStates(unittest.TestCase):
         self.both(run)
 
     def test_keys_that_others_changed(self):
-        self.ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 32}
+        self.ours.config.quoka = RECOMMENDED | {"chunk": 32}
         tokens = ids(2, 300)
 
         def by_hand(change):
@@ -595,45 +600,43 @@ class KeptStates(unittest.TestCase):
             for layer in cache.layers:
                 layer.keys[:, :, 5:9] = 3.0
 
+        def written_and_cut(cache):
+            write(cache)
+            cache.crop(-60)
+
         def cut_and_exact(cache):
             cache.crop(-90)
-            with quoka.transformers.settings(mode="exact"):
+            with settings(mode="exact"):
                 self.ours(tokens[:, :20], past_key_values=cache)
 
-        def cut_to_nothing(cache):
-            if type(cache) is DynamicCache:  # which remembers how many sequences there were, and its length after reset()
-                return DynamicCache()
-            cache.crop(-150)
-
-        def reset(cache):
-            return DynamicCache() if type(cache) is DynamicCache else cache.reset()
+        def begun_anew(emptied):  # DynamicCache remembers how many sequences there were, and its length after reset()
+            return lambda cache: DynamicCache() if type(cache) is DynamicCache else emptied(cache)
 
         for name, change, batch, kept in (
                 ("nothing", lambda cache: None, 2, True), ("cut", lambda cache: cache.crop(-60), 2, True), ("cut and exact", cut_and_exact, 2, True),
-                ("cut to nothing", cut_to_nothing, 1, False), ("written and cut", lambda cache: (write(cache), cache.crop(-60))[2:] or None, 2, False),
+                ("cut to nothing", begun_anew(lambda cache: cache.crop(-150)), 1, False), ("written and cut", written_and_cut, 2, False),
                 ("reorder", lambda cache: cache.reorder_cache(torch.tensor([1, 0])), 2, False),
                 ("select", lambda cache: cache.batch_select_indices(torch.tensor([1])), 1, False),
-                ("repeat", lambda cache: cache.batch_repeat_interleave(2), 4, False), ("reset", reset, 2, False),
+                ("repeat", lambda cache: cache.batch_repeat_interleave(2), 4, False),
+                ("reset", begun_anew(lambda cache: cache.reset()), 2, False),
                 ("every second key", by_hand(lambda x: x[:, :, ::2].clone()), 2, False),
                 ("cut by hand", by_hand(lambda x: x[:, :, :70]), 2, False), ("written", write, 2, False)):
-            with self.subTest(name):
-                def run(m, cache):
-                    m(tokens[:, :150], past_key_values=cache)
-                    changed = change(cache)
-                    cache = cache if changed is None else changed
-                    more = tokens[:1, 150:].expand(batch, -1)
-                    return torch.cat([m(part, past_key_values=cache).logits for part in more.split(50, 1)], 1)
+            def run(m, cache):
+                m(tokens[:, :150], past_key_values=cache)
+                another = change(cache)  # noqa: B023
+                more = tokens[:1, 150:].expand(batch, -1)  # noqa: B023
+                return in_parts(m, more, [50] * 3, cache if another is None else another)
 
+            with self.subTest(name):
                 self.assertEqual(self.both(run)[0], self.LAYERS * (2 + (0 if kept else batch)))
 
     def test_inference_mode(self):
-        self.ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 32}
-        tokens, cache = ids(1, 200), quoka.transformers.Cache()
+        self.ours.config.quoka = RECOMMENDED | {"chunk": 32}
+        tokens, cache = ids(1, 200), Cache()
         with torch.inference_mode():
-            parts = torch.cat([self.ours(part, past_key_values=cache).logits for part in tokens.split(40, 1)], 1)
+            got = in_parts(self.ours, tokens, [40] * 5, cache)
             self.assertEqual(len(self.made), self.LAYERS)
-            whole = DynamicCache()
-            self.assertTrue(torch.equal(parts, torch.cat([self.ours(part, past_key_values=whole).logits for part in tokens.split(40, 1)], 1)))
+            self.assertTrue(torch.equal(got, in_parts(self.ours, tokens, [40] * 5, DynamicCache())))
             for layer in cache.layers:  # unnoticed: no version counts there
                 layer.keys.mul_(2)
             if any(state.kept_bytes for layer in cache.layers if layer._states for state in layer._states[1]):  # else: no codes here
@@ -641,91 +644,74 @@ class KeptStates(unittest.TestCase):
                     self.ours(tokens, past_key_values=cache)
 
     def test_other_settings_begin_anew(self):
-        tokens = ids(1, 375)
-        changes = [{"budget": 10}, {"budget": 1.0}, {"budget": 1}, {"budget": 1, "mode": "paper"}, {"budget": 1, "queries": 99}]
-
-        def run(m, cache):
-            logits = []
-            for part, change in zip(tokens.split(75, 1), changes):
-                m.config.quoka = {"mode": "recommended", "chunk": 75, **change}
-                logits.append(m(part, past_key_values=cache).logits)
-            return torch.cat(logits, 1)
-
-        self.assertEqual(self.both(run)[0], self.LAYERS * 5)
         # Exact in between: the kept codes of those keys are added afterwards.
-        changes[:] = [{"budget": 10}, {"mode": "exact"}, {"budget": 10}, {"budget": 10, "chunk": 20}]
-        self.assertEqual(self.both(run)[0], self.LAYERS)
+        for states, changes in ((5, [{"budget": 10}, {"budget": 1.0}, {"budget": 1}, {"budget": 1, "mode": "paper"}, {"budget": 1, "queries": 99}]),
+                                (1, [{"budget": 10}, {"mode": "exact"}, {"budget": 10}, {"budget": 10, "chunk": 20}])):
+            def run(m, cache):
+                return torch.cat([logits_by(m, part, {"mode": "recommended", "chunk": 75, **change}, past_key_values=cache)
+                                  for part, change in zip(ids(1, 375).split(75, 1), changes)], 1)  # noqa: B023
+
+            self.assertEqual(self.both(run)[0], self.LAYERS * states)
 
     def test_a_batch_with_padding(self):
-        self.ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 64, "decode": True}
-        tokens, seen = ids(3, 200), torch.ones(3, 200, dtype=torch.long)
-        seen[0, :40] = seen[2, :3] = 0
+        self.ours.config.quoka = RECOMMENDED | {"chunk": 64, "decode": True}
+        tokens = ids(3, 200)
 
         def run(m, cache):
-            logits, end = [], 0
-            for n in (120, 50, 1, 29):
-                end += n
-                logits.append(m(tokens[:, end - n:end], attention_mask=seen[:, :end], past_key_values=cache).logits)
+            masked = in_parts(m, tokens, [120, 50, 1, 29], cache, mask_of(tokens, 40, 0, 3))
             # Without a mask all keys are seen, those of the masked calls too.
-            logits.append(m(tokens[:, :60], past_key_values=cache).logits)
-            return torch.cat([x[:, -1:] for x in logits], 1)
+            return torch.cat([masked[:, [119, 169, 170, 199]], m(tokens[:, :60], past_key_values=cache).logits[:, -1:]], 1)
 
         self.assertEqual(self.both(run)[0], self.LAYERS * 3)
 
     def test_layers_with_a_window(self):
         for name in ("Gemma2", "Gemma3", "GptOss"):
             with self.subTest(name):
-                ours, tokens = model(name, "quoka"), ids(1, 300)
-                ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 60, "dense_layers": 0}
-                made = self.both(lambda m, cache: torch.cat([m(part, past_key_values=cache).logits for part in tokens.split(60, 1)], 1), ours)
-                self.assertEqual(made, (2, 10))
+                ours = model(name, **RECOMMENDED, chunk=60, dense_layers=0)
+                self.assertEqual(self.both(lambda m, cache: in_parts(m, ids(1, 300), [60] * 5, cache), ours), (2, 10))
 
     def test_generate(self):
-        self.ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 64, "decode": True}
+        self.ours.config.quoka = RECOMMENDED | {"chunk": 64, "decode": True}
         alone, batch = ids(1, 40).repeat(1, 3), ids(2, 100)
         for name, tokens, how in (("greedy", batch, {}), ("beams", batch, {"num_beams": 3}),
                                   ("of the prompt, with crop()", alone, {"prompt_lookup_num_tokens": 4, "eos_token_id": 499})):
-            with self.subTest(name):
-                cuts = []
-                crop = quoka.transformers.Cache.crop
+            def run(m, cache):
+                made = m.generate(tokens, attention_mask=torch.ones_like(tokens), past_key_values=cache, do_sample=False,  # noqa: B023
+                                  max_new_tokens=30, output_scores=True, return_dict_in_generate=True, **how)  # noqa: B023
+                return torch.cat([made.sequences[:, -30:].flatten().float(), *(x.flatten() for x in made.scores)])
 
-                def run(m, cache):
-                    said = m.generate(tokens, attention_mask=torch.ones_like(tokens), past_key_values=cache, do_sample=False,
-                                      max_new_tokens=30, output_scores=True, return_dict_in_generate=True, **how)
-                    return torch.cat([said.sequences[:, -30:].flatten().float(), *(x.flatten() for x in said.scores)])
-
-                with unittest.mock.patch.object(quoka.transformers.Cache, "crop", lambda *a: (cuts.append(a[1:]), crop(*a))):
-                    made, without = self.both(run)
-                self.assertEqual(len(cuts) > 0, "crop" in name)
+            with self.subTest(name), unittest.mock.patch.object(Cache, "crop", autospec=True, side_effect=Cache.crop) as crop:
+                made, without = self.both(run)
+                self.assertEqual(crop.called, "crop" in name)
                 if name != "beams":
                     self.assertEqual(made, self.LAYERS * len(tokens))
                 self.assertGreaterEqual(without, made)
 
     def test_attention_without_an_update(self):
         """Asked twice of the same keys, and of keys that are not the cache's last ones."""
-        module, how = torch.nn.Module(), {"mode": "recommended", "budget": 10, "dense_layers": 0, "chunk": 32}
+        module, layer = torch.nn.Module(), quoka.transformers._GrowingLayer()
         module.layer_idx = 0
-        layer = quoka.transformers._GrowingLayer()
-        k, v, q = torch.randn(2, 200, 16), torch.randn(2, 200, 16), torch.randn(1, 4, 50, 16)
-        attend = quoka.transformers.attention_forward
-        with torch.no_grad(), quoka.transformers.settings(**how):
-            early = layer.update(k[None, :, :100], v[None, :, :100])
-            first = attend(module, q, *early, None)[0]
-            late = layer.update(k[None, :, 100:], v[None, :, 100:])
-            for keys, values in (late, late, early, late):
-                got = attend(module, q, keys, values, None)[0]
-                self.assertTrue(torch.equal(got, attend(module, q, keys.clone(), values.clone(), None)[0]))
-                if keys is early[0]:
-                    self.assertTrue(torch.equal(got, first))
+        k, v, q = torch.randn(1, 2, 200, 16), torch.randn(1, 2, 200, 16), torch.randn(1, 4, 50, 16)
+
+        def attend(keys, values):
+            return attention_forward(module, q, keys, values, None)[0]
+
+        with settings(**RECOMMENDED, dense_layers=0, chunk=32):
+            early = layer.update(k[:, :, :100], v[:, :, :100])
+            first = attend(*early)
+            late = layer.update(k[:, :, 100:], v[:, :, 100:])
+            for pair in (late, late, early, late):
+                got = attend(*pair)
+                self.assertTrue(torch.equal(got, attend(*(x.clone() for x in pair))))
+                self.assertTrue(pair is late or torch.equal(got, first))
 
     def test_compiled(self):
         tokens = ids(1, 60)
-        self.ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 16}
-        with torch.no_grad():
-            compiled, caches = torch.compile(self.ours, backend="aot_eager"), (quoka.transformers.Cache(), DynamicCache())
-            for n, run in enumerate((self.ours, compiled, self.ours)):  # compiled code attends to everything
-                got, expected = (run(tokens[:, 20 * n:20 * n + 20], past_key_values=cache).logits for cache in caches)
-                self.assertLess(float((got - expected).abs().max()), 1e-5)
+        self.ours.config.quoka = RECOMMENDED | {"chunk": 16}
+        compiled, caches = torch.compile(self.ours, backend="aot_eager"), (Cache(), DynamicCache())
+        for run, part in zip((self.ours, compiled, self.ours), tokens.split(20, 1)):  # compiled code attends to everything
+            got, expected = (run(part, past_key_values=cache).logits for cache in caches)
+            self.assertLess(apart(got, expected), 1e-5)
 
 
 class NotCausal(unittest.TestCase):
@@ -734,91 +720,69 @@ class NotCausal(unittest.TestCase):
 
     TOKENS = 300
 
-    def check(self, make, run, other="sdpa"):
+    def check(self, make, run, given=({}, PAPER | {"budget": 1.0}, PAPER, PAPER | {"decode": True, "chunk": 32}), warned=1):
         torch.manual_seed(1)
         ours = make().eval()
         theirs = copy.deepcopy(ours)
-        ours.set_attn_implementation("quoka"), theirs.set_attn_implementation(other)
-        with torch.no_grad():
-            expected = run(theirs)
-            self.assertTrue(bool(torch.isfinite(expected).all()))
-            quoka.transformers._warned.clear()
-            with warnings.catch_warnings(record=True) as seen:
-                warnings.simplefilter("always")
-                for settings in ({}, {"budget": 1.0}, {"budget": 10}, {"budget": 10, "decode": True, "chunk": 32}):
-                    with quoka.transformers.settings(**({"mode": "paper", "dense_layers": 0, **settings} if settings else {})):
-                        got = run(ours)
-                    self.assertLess(float((got - expected).abs().max() / expected.abs().max()), 1e-5, settings)
-        self.assertEqual(sum("not causal" in str(w.message) for w in seen), 1)
+        ours.set_attn_implementation("quoka"), theirs.set_attn_implementation("sdpa")
+        expected = run(theirs)
+        self.assertTrue(bool(torch.isfinite(expected).all()))
+
+        def run_ours():
+            for one in given:
+                with settings(**one):
+                    self.assertLess(relatively_apart(run(ours), expected), 1e-5, one)
+
+        self.assertEqual(sum("not causal" in one for one in said(run_ours)), warned)
 
     def padded(self):
-        tokens, seen = ids(2, self.TOKENS), torch.ones(2, self.TOKENS, dtype=torch.long)
-        seen[0, :70] = 0
-        return tokens, seen
+        tokens = ids(2, self.TOKENS)
+        return tokens, mask_of(tokens, 70, 0)
 
     def test_all_tokens_see_all(self):  # as EmbeddingGemma's
         config = Gemma3TextConfig(**SIZES, sliding_window=64, layer_types=["full_attention"] * 4, use_bidirectional_attention=True)
         tokens, seen = self.padded()
         for mask in (torch.ones_like(seen), seen):
             self.check(lambda: transformers.Gemma3TextModel(config),
-                       lambda m: m(tokens, attention_mask=mask).last_hidden_state[mask.bool()])
+                       lambda m: m(tokens, attention_mask=mask).last_hidden_state[mask.bool()])  # noqa: B023
 
     def test_encoders_that_are_padded(self):
         sizes = {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
                  "pad_token_id": 0, "max_position_embeddings": 512}
         tokens, seen = self.padded()
-        for name, make in (
-                ("Bert", lambda: transformers.BertModel(transformers.BertConfig(**sizes))),
-                ("XLM-R", lambda: transformers.XLMRobertaModel(transformers.XLMRobertaConfig(**sizes))),
-                ("ModernBert", lambda: transformers.ModernBertModel(transformers.ModernBertConfig(
-                    **sizes, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2, global_attn_every_n_layers=1)))):
+        for kind, config in (
+                (transformers.BertModel, transformers.BertConfig(**sizes)), (transformers.XLMRobertaModel, transformers.XLMRobertaConfig(**sizes)),
+                (transformers.ModernBertModel, transformers.ModernBertConfig(
+                    **sizes, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2, global_attn_every_n_layers=1))):
             for mask in (seen, seen.flip(1)):
-                with self.subTest(name, left=bool(mask[0, -1])):
-                    self.check(make, lambda m: m(tokens, attention_mask=mask).last_hidden_state[mask.bool()])
+                with self.subTest(kind.__name__, left=bool(mask[0, -1])):
+                    self.check(lambda: kind(config), lambda m: m(tokens, attention_mask=mask).last_hidden_state[mask.bool()])  # noqa: B023
 
     def test_decoders_beside_a_padded_source(self):
         sizes = {"vocab_size": 500, "d_model": 64, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "encoder_layers": 2, "decoder_layers": 2,
                  "encoder_attention_heads": 4, "decoder_attention_heads": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
                  "decoder_start_token_id": 0, "max_position_embeddings": 512}
+        given = ({}, PAPER | {"budget": 1.0}, PAPER | {"budget": 1.0, "decode": True, "chunk": 32}, PAPER | {"min_past": 500})
         tokens, seen = self.padded()
-        for name, make in (("Bart", lambda: transformers.BartModel(transformers.BartConfig(**sizes))),
-                           ("Marian", lambda: transformers.MarianModel(transformers.MarianConfig(**sizes)))):
+        for kind, config in ((transformers.BartModel, transformers.BartConfig), (transformers.MarianModel, transformers.MarianConfig)):
             for length in (1, 20, 300, 400):  # shorter than the source, as long, and longer
-                with self.subTest(name, length=length):
-                    self.check_source(make, tokens, seen, ids(2, length, seed=7))
-
-    def check_source(self, make, tokens, seen, own):
-        torch.manual_seed(1)
-        ours = make().eval()
-        theirs = copy.deepcopy(ours)
-        ours.set_attn_implementation("quoka"), theirs.set_attn_implementation("sdpa")
-        run = lambda m: m(tokens, attention_mask=seen, decoder_input_ids=own).last_hidden_state
-        with torch.no_grad():
-            expected = run(theirs)
-            for settings in ({}, {"budget": 1.0}, {"budget": 1.0, "decode": True, "chunk": 32}, {"budget": 10, "min_past": 500}):
-                with quoka.transformers.settings(**({"mode": "paper", "dense_layers": 0, **settings} if settings else {})):
-                    self.assertLess(float((run(ours) - expected).abs().max() / expected.abs().max()), 1e-5, settings)
+                own = ids(2, length, seed=7)
+                with self.subTest(kind.__name__, length=length):
+                    self.check(lambda: kind(config(**sizes)), lambda m: m(  # noqa: B023
+                        tokens, attention_mask=seen, decoder_input_ids=own).last_hidden_state, given)  # noqa: B023
 
     def test_a_prefix_by_a_mask_of_four_dimensions(self):
-        n = self.TOKENS
-        prefix = torch.ones(n, n, dtype=torch.bool).tril()
-        prefix[:200, :200] = True
-        late = torch.ones(n, n, dtype=torch.bool).tril()
-        late[150, 151] = True  # one token sees the next one, in the middle of a chunk
-        far = torch.ones(n, n, dtype=torch.bool).tril()
-        far[100, 290] = True
-        for mask in (prefix, late, far):
+        causal = torch.ones(self.TOKENS, self.TOKENS, dtype=torch.bool).tril()
+        for rows, columns in ((slice(200), slice(200)), (150, 151), (100, 290)):  # the last: one token sees another, in a chunk or behind it
+            mask = causal.clone()
+            mask[rows, columns] = True
             self.check(lambda: transformers.LlamaForCausalLM(copy.deepcopy(CONFIGS["Llama"])),
-                       lambda m: m(ids(1, n), attention_mask=mask[None, None]).logits)
-
-    def test_a_causal_mask_of_four_dimensions_selects(self):
-        n = self.TOKENS
-        mask = torch.ones(n, n, dtype=torch.bool).tril()[None, None]
-        with torch.no_grad(), quoka.transformers.settings(mode="paper", budget=10, dense_layers=0), quoka.transformers.watched() as chosen:
-            ours = model("Llama", "quoka")
-            given = ours(ids(1, n), attention_mask=mask).logits
+                       lambda m: m(ids(1, self.TOKENS), attention_mask=mask[None, None]).logits)  # noqa: B023
+        with settings(**PAPER), watched() as chosen:  # a causal one selects
+            ours, tokens = model(), ids(1, self.TOKENS)
+            given = ours(tokens, attention_mask=causal[None, None]).logits
             self.assertGreater(len(chosen), 0)
-            self.assertLess(float((given - ours(ids(1, n)).logits).abs().max()), 1e-5)
+            self.assertLess(apart(given, ours(tokens).logits), 1e-5)
 
     def vision(self, **more):
         return {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 56,
@@ -854,48 +818,30 @@ class NotCausal(unittest.TestCase):
 class Speculative(unittest.TestCase):
     """Chunks by which a draft is verified are decoding: they attend as single tokens do."""
 
-    def run_by(self, widths, **settings):
-        """Logits of the last tokens, given `at_once` at once behind a prompt of 300."""
-        ours, tokens = model("Llama", "quoka"), ids(1, 300 + sum(widths))
-        ours.config.quoka = {"mode": "paper", "budget": 10, "dense_layers": 0, **settings}
-        cache = quoka.transformers.Cache(config=ours.config)
-        with torch.no_grad():
-            return torch.cat([ours(part, past_key_values=cache).logits for part in tokens.split([300, *widths], 1)][1:], 1)
+    def run_by(self, widths, seen=None, **more):
+        """Logits of the last tokens, which come in calls of these widths behind a prompt of 300."""
+        ours, tokens = model(**PAPER | more), ids(1 if seen is None else len(seen), 300 + sum(widths))
+        return in_parts(ours, tokens, [300, *widths], Cache(config=ours.config), seen)[:, 300:]
 
     def test_a_short_chunk_is_as_its_tokens(self):
         one_by_one = self.run_by([1] * 63)
         for widths in ([63], [11, 52], [21, 2, 40]):
-            self.assertLess(float((self.run_by(widths) - one_by_one).abs().max()), 1e-5, widths)
-        self.assertGreater(float((self.run_by([63], decode=True) - one_by_one).abs().max()), 1e-4)  # asked otherwise
-        self.assertGreater(float((self.run_by([63], chunk=63) - self.run_by([1] * 63, chunk=63)).abs().max()), 1e-4)
-        self.assertGreater(float((self.run_by([64])[:, :63] - one_by_one).abs().max()), 1e-4)  # a chunk of a prompt
-
-    def test_a_short_chunk_of_a_padded_batch(self):
-        ours, tokens, seen = model("Llama", "quoka"), ids(2, 330), torch.ones(2, 330, dtype=torch.long)
-        seen[0, :40] = 0
-        ours.config.quoka = {"mode": "paper", "budget": 10, "dense_layers": 0}
-        logits = []
-        for widths in ([30], [1] * 30):
-            cache, end = quoka.transformers.Cache(config=ours.config), 0
-            for n in (300, *widths):
-                end += n
-                with torch.no_grad():
-                    last = ours(tokens[:, end - n:end], attention_mask=seen[:, :end], past_key_values=cache).logits[:, -1]
-            logits.append(last)
-        self.assertLess(float((logits[0] - logits[1]).abs().max()), 1e-5)
+            self.assertLess(apart(self.run_by(widths), one_by_one), 1e-5, widths)
+        self.assertGreater(apart(self.run_by([63], decode=True), one_by_one), 1e-4)  # asked otherwise
+        self.assertGreater(apart(self.run_by([63], chunk=63), self.run_by([1] * 63, chunk=63)), 1e-4)
+        self.assertGreater(apart(self.run_by([64])[:, :63], one_by_one), 1e-4)  # a chunk of a prompt
+        seen = mask_of(ids(2, 330), 40, 0)
+        self.assertLess(apart(self.run_by([30], seen), self.run_by([1] * 30, seen)), 1e-5)
 
     def test_prompt_lookup_gives_the_tokens_of_greedy(self):
         # transformers puts the first draft into the prompt's own call, so the prompt is exact here: min_past.
         for seed in range(4):
-            ours = model("Llama", "quoka")
+            ours, widths = model(**PAPER, min_past=299), []
             tokens = ids(1, 60, seed=seed).repeat(1, 5)
-            ours.config.quoka = {"mode": "paper", "budget": 10, "dense_layers": 0, "min_past": 299}
-            widths = []
-            ours.model.layers[0].register_forward_pre_hook(lambda _, given: widths.append(given[0].shape[1]))
-            said = [ours.generate(tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=40, eos_token_id=499,
-                                  past_key_values=quoka.transformers.Cache(config=ours.config), **how)
-                    for how in ({}, {"prompt_lookup_num_tokens": 10})]
-            self.assertTrue(torch.equal(*said), seed)
+            ours.model.layers[0].register_forward_pre_hook(lambda _, given: widths.append(given[0].shape[1]))  # noqa: B023
+            made = [ours.generate(tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=40, eos_token_id=499,
+                                  past_key_values=Cache(config=ours.config), **how) for how in ({}, {"prompt_lookup_num_tokens": 10})]
+            self.assertTrue(torch.equal(*made), seed)
             self.assertTrue(any(1 < n < 64 for n in widths))
 
     def test_fewer_than_min_queries_are_of_sdpa(self):
@@ -912,19 +858,16 @@ class Speculative(unittest.TestCase):
             self.assertEqual(calls, [])
             alike = self.run_by([20] + [1] * 5, min_queries=20, decode=True)
             self.assertEqual(calls, [1] * 5 * 4)
-            self.assertGreater(float((alike - one_by_one)[:, :20].abs().max()), 1e-4)  # 20 are not fewer: they select
-            self.assertLess(float((self.run_by([20] + [1] * 5, min_queries=21, decode=True) - one_by_one).abs().max()), 1e-4)
-            self.assertEqual(calls[20:], ([20] * 4 + [1] * 20))
+            self.assertGreater(apart(alike[:, :20], one_by_one[:, :20]), 1e-4)  # 20 are not fewer: they select
+            self.assertLess(apart(self.run_by([20] + [1] * 5, min_queries=21, decode=True), one_by_one), 1e-4)
+            self.assertEqual(calls[20:], [20] * 4 + [1] * 20)
             del calls[:]
-            with torch.no_grad():  # sinks, which sdpa does not support
-                ours = model("GptOss", "quoka")
-                exact = ours(ids(1, 9)).logits
-                ours.config.quoka = {"min_queries": 50}
-                self.assertTrue(torch.equal(ours(ids(1, 9)).logits, exact))
+            ours = model("GptOss")  # sinks, which sdpa does not support
+            self.assertTrue(torch.equal(*(logits_by(ours, ids(1, 9), given) for given in (None, {"min_queries": 50}))))
             self.assertEqual(calls, [])
 
 
-class SeenSettings(unittest.TestCase):
+class Seen(unittest.TestCase):
     """Settings select, or are refused, or it is said that they do not."""
 
     def composite(self):
@@ -936,25 +879,22 @@ class SeenSettings(unittest.TestCase):
         return ours
 
     def test_a_composite_model(self):
-        ours, tokens = self.composite(), ids(1, 300)
-        with torch.no_grad():
-            exact = ours(tokens).logits
-            with self.assertRaisesRegex(ValueError, "nonsense"):
-                ours.config.quoka = {"mode": "nonsense"}
-            self.assertFalse(hasattr(ours.config, "quoka"))
-            ours.config.quoka = {"mode": "paper", "budget": 10}
-            with quoka.transformers.watched() as chosen:
-                self.assertGreater(float((ours(tokens).logits - exact).abs().max()), 1e-4)
-            self.assertEqual({c.layer for c in chosen}, {1, 2, 3})
-            ours.config.quoka["mode"] = "best"  # where it is used, at the latest
-            with self.assertRaisesRegex(ValueError, "best"):
-                ours(tokens)
-            ours.config.quoka = None
-            self.assertTrue(torch.equal(ours(tokens).logits, exact))
-            ours.config.text_config.quoka = {"mode": "paper", "budget": 10}
-            self.assertFalse(torch.equal(ours(tokens).logits, exact))
-            del ours.config.quoka
-            self.assertTrue(torch.equal(ours(tokens).logits, exact))
+        ours, tokens, given = self.composite(), ids(1, 300), {"mode": "paper", "budget": 10}
+        exact = ours(tokens).logits
+        with self.assertRaisesRegex(ValueError, "nonsense"):
+            ours.config.quoka = {"mode": "nonsense"}
+        self.assertFalse(hasattr(ours.config, "quoka"))
+        with watched() as chosen:
+            self.assertGreater(apart(logits_by(ours, tokens, dict(given)), exact), 1e-4)
+        self.assertEqual({c.layer for c in chosen}, {1, 2, 3})
+        ours.config.quoka["mode"] = "best"  # where it is used, at the latest
+        with self.assertRaisesRegex(ValueError, "best"):
+            ours(tokens)
+        self.assertTrue(torch.equal(logits_by(ours, tokens, None), exact))
+        ours.config.text_config.quoka = given
+        self.assertFalse(torch.equal(ours(tokens).logits, exact))
+        del ours.config.quoka
+        self.assertTrue(torch.equal(ours(tokens).logits, exact))
 
     def test_a_config_keeps_them(self):
         ours = self.composite()
@@ -966,64 +906,42 @@ class SeenSettings(unittest.TestCase):
             self.assertEqual((config.quoka, config.text_config.quoka), (ours.config.quoka,) * 2)
 
     def test_a_thread_says_that_it_does_not_select(self):
-        ours, tokens = model("Llama", "quoka"), ids(1, 300)
+        ours, tokens = model(), ids(1, 300)
 
-        def run(*how):
+        def run(by=lambda target: target()):
+            """Logits by a thread, and what it said of scopes."""
             result = []
 
             def target():
                 with torch.no_grad():
                     result.append(ours(tokens).logits)
 
-            quoka.transformers._warned.clear()
-            with warnings.catch_warnings(record=True) as seen:
-                warnings.simplefilter("always")
-                thread = threading.Thread(target=how[0] if how else target, args=[target] if how else [])
+            def in_a_thread():
+                thread = threading.Thread(target=by, args=[target])
                 thread.start(), thread.join()
-            return result[0], [str(w.message) for w in seen if "does not hold" in str(w.message)]
 
-        exact, said = run()
-        self.assertEqual(said, [])
-        with quoka.transformers.settings(mode="paper", budget=10):
-            got, said = run()
+            warned = [one for one in said(in_a_thread) if "does not hold" in one]
+            return result[0], warned
+
+        exact, warned = run()
+        self.assertEqual(warned, [])
+        with settings(mode="paper", budget=10):
+            got, warned = run()
             self.assertTrue(torch.equal(got, exact))
-            self.assertEqual(len(said), 1)
-            self.assertRegex(said[0], "settings.*copy_context")
-            got, said = run(contextvars.copy_context().run)
+            self.assertRegex(*warned, "settings.*copy_context")
+            got, warned = run(contextvars.copy_context().run)
             self.assertFalse(torch.equal(got, exact))
-            self.assertEqual(said, [])
+            self.assertEqual(warned, [])
         self.assertEqual(run()[1], [])
         ours.config.quoka = {"mode": "paper", "budget": 10}
-        with quoka.transformers.watched() as chosen:
+        with watched() as chosen:
             self.assertRegex(run()[1][0], "watched")
             self.assertEqual(chosen, [])
             run(contextvars.copy_context().run)
             self.assertGreater(len(chosen), 0)
 
-    def test_values_that_cannot_be_meant(self):
-        for given, words in (
-                ({"mode": "best"}, "best"), ({"budget": 0.0}, r"\(0, 1\]"), ({"budget": "mass:0.9"}, "mass:0.9"), ({"queries": -3}, "queries is -3"),
-                ({"queries": 10**9}, "from 0 to 1048576"), ({"threads": 5000}, "threads is 5000, but must be a whole number from 0 to 1024"),
-                ({"threads": None}, "threads is None"), ({"decode": 2}, "decode is 2"), ({"chunk": 0}, "chunk is 0"), ({"chunk": "x"}, "chunk is 'x'"),
-                ({"chunk": 12.5}, "chunk is 12.5"), ({"arithmetic": "fp8"}, "fp8"), ({"min_past": -1}, "-1"), ({"min_past": "10"}, "min_past is '10'"),
-                ({"min_queries": -1}, "min_queries is -1"), ({"dense_layers": "0,5"}, r"such as \[0, 5\]"), ({"dense_layers": -5}, "dense_layers is -5"),
-                ({"dense_layers": [0, -1]}, "-1"), ({"dense_layers": "first"}, "'first'"), ({"dense_layers": True}, "True"),
-                ({"layer_budgets": {"3": -5}}, "-5"), ({"layer_budgets": [3]}, "layer_budgets"), ({"layer_budgets": {"last": 3}}, "'last'"),
-                ({"layer_budgets": {-1: 3}}, "-1"), ({"budgets": 3}, "budgets"), ({"bugdet": 3}, "'bugdet' .*Is 'budget' meant"), (["paper"], r"\['paper'\]")):
-            with self.assertRaisesRegex(ValueError, words):
-                quoka.transformers.Settings.of(given)
-        with self.assertRaisesRegex(ValueError, "bugdet"), quoka.transformers.settings(bugdet=3):
-            pass
-
-    def test_a_misspelt_variable(self):
-        quoka.transformers._warned.clear()
-        with unittest.mock.patch.dict(os.environ, {"QUOKA_BUGDET": "512"}), self.assertWarnsRegex(UserWarning, "QUOKA_BUGDET.*QUOKA_BUDGET"):
-            quoka.transformers.Settings.of_environment()
-
     def test_attention_weights_are_missed(self):
-        quoka.transformers._warned.clear()
-        with torch.no_grad(), self.assertWarnsRegex(UserWarning, "output_attentions.*eager"):
-            model("Llama", "quoka")(ids(1, 20), output_attentions=True)
+        self.assertRegex(*said(lambda: model()(ids(1, 20), output_attentions=True)), "output_attentions.*eager")
 
 
 class Compiled(unittest.TestCase):
@@ -1032,61 +950,52 @@ class Compiled(unittest.TestCase):
         self.addCleanup(torch._dynamo.reset)
 
     def decode(self, implementation, scope=contextlib.nullcontext, config=None, padded=False, cache=DynamicCache):
-        """A prompt and 12 tokens of 4 layers: logits, and how many graphs were compiled of each call."""
+        """A prompt and 12 tokens: logits, and how many graphs were compiled of each call."""
         torch._dynamo.reset()
-        ours, graphs, tokens = model("Llama", implementation), [], ids(2, 52)
-        if config is not None:
-            ours.config.quoka = config
+        ours, graphs, tokens = model("Llama", implementation, **(config or {})), [], ids(2, 52)
 
         def backend(graph, inputs):
             graphs.append(graph)
             return graph.forward
 
-        compiled, kept, logits, end = torch.compile(ours, backend=backend, fullgraph=True), cache(config=ours.config), [], 0
-        seen = torch.ones(2, 52, dtype=torch.long)
-        seen[0, :7] = 0
-        with torch.no_grad():
-            for n in [40] + [1] * 12:
-                end += n
-                with scope():
-                    logits.append(compiled(tokens[:, end - n:end], past_key_values=kept, attention_mask=seen[:, :end] if padded else None).logits)
-        return torch.cat(logits, 1)[seen[:, :52].bool() if padded else slice(None)], len(graphs)
+        compiled, seen = torch.compile(ours, backend=backend, fullgraph=True), mask_of(tokens, 7, 0)
+
+        def scoped(*args, **named):
+            with scope():
+                return compiled(*args, **named)
+
+        logits = in_parts(scoped, tokens, [40] + [1] * 12, cache(config=ours.config), seen if padded else None)
+        return logits[seen.bool() if padded else slice(None)], len(graphs)
 
     def test_a_decode_loop_is_as_few_graphs_as_of_sdpa(self):
         for padded in (False, True):
             expected, graphs = self.decode("sdpa", padded=padded)
-            for how in ({}, {"config": {"mode": "exact", "threads": 1}}, {"cache": quoka.transformers.Cache},
-                        {"scope": lambda: quoka.transformers.settings(arithmetic="float")}):
+            for how in ({}, {"config": {"mode": "exact", "threads": 1}}, {"cache": Cache}, {"scope": lambda: settings(arithmetic="float")}):
                 with self.subTest(padded=padded, how=list(how)):
                     got, ours = self.decode("quoka", padded=padded, **how)
-                    self.assertLess(float((got - expected).abs().max() / expected.abs().max()), 1e-4)
+                    self.assertLess(relatively_apart(got, expected), 1e-4)
                     self.assertLessEqual(ours, graphs)
 
     def test_other_settings_compile_anew(self):
-        ours, seen = model("Llama", "quoka"), []
-        attend = quoka.torch._core.attention
-        with unittest.mock.patch.object(quoka.torch._core, "attention", lambda *a, **k: (seen.append(k["arithmetic"]), attend(*a, **k))[1]):
+        ours = model()
+        with unittest.mock.patch.object(quoka.torch._core, "attention", side_effect=quoka.torch._core.attention) as attention:
             compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
-            with torch.no_grad():
-                for config in (None, {"arithmetic": "float"}, quoka.transformers.Settings(arithmetic="int8")):
-                    ours.config.quoka = config
-                    compiled(ids(1, 20), use_cache=False)
-                with quoka.transformers.settings(arithmetic="bf16"):
-                    compiled(ids(1, 20), use_cache=False)
-        self.assertEqual(seen[::4], ["automatic", "float", "int8", "bf16"])
+            for config in (None, {"arithmetic": "float"}, Settings(arithmetic="int8")):
+                ours.config.quoka = config
+                compiled(ids(1, 20), use_cache=False)
+            with settings(arithmetic="bf16"):
+                compiled(ids(1, 20), use_cache=False)
+        self.assertEqual([call.kwargs["arithmetic"] for call in attention.mock_calls[::4]], ["automatic", "float", "int8", "bf16"])
 
     def test_it_says_that_it_does_not_select(self):
-        ours = model("Llama", "quoka")
-        ours.config.quoka = {"mode": "paper", "budget": 10, "dense_layers": 0}
+        ours, tokens = model(**PAPER), ids(1, 200)
         quoka.transformers._warned.clear()
-        with torch.no_grad():
-            with self.assertWarnsRegex(UserWarning, "selects nothing"):
-                got = torch.compile(ours, backend="aot_eager", fullgraph=True)(ids(1, 200), use_cache=False).logits
-            ours.config.quoka = None
-            self.assertLess(float((got - ours(ids(1, 200)).logits).abs().max()), 1e-5)
+        with self.assertWarnsRegex(UserWarning, "selects nothing"):
+            got = torch.compile(ours, backend="aot_eager", fullgraph=True)(tokens, use_cache=False).logits
+        self.assertLess(apart(got, logits_by(ours, tokens, None)), 1e-5)
 
     def test_export(self):
-        ours, expected = model("Llama", "quoka"), model("Llama", "sdpa")
+        ours, expected = model(), other_model()
 
         class Logits(torch.nn.Module):
             def __init__(self, of):
@@ -1097,75 +1006,8 @@ class Compiled(unittest.TestCase):
                 return self.of(input_ids=tokens, use_cache=False).logits
 
         for strict in (True, False):
-            with torch.no_grad():
-                made = torch.export.export(Logits(ours), (ids(1, 40),), strict=strict).module()
-                self.assertLess(float((made(ids(1, 40, seed=9)) - expected(ids(1, 40, seed=9)).logits).abs().max()), 1e-4)
-
-
-class Rooms(unittest.TestCase):
-    """Where quoka.transformers.Cache writes."""
-
-    def test_a_cut_cache_that_nobody_shares_is_not_copied(self):
-        cache = quoka.transformers.Cache()
-        k, v = torch.randn(2, 1, 2, 200, 8).unbind()
-        cache.update(k, v, 0), cache.update(k[:, :, :20], v[:, :, :20], 0)
-        where = cache.layers[0].keys.data_ptr()
-        for _ in range(3):
-            cache.crop(-10)
-            cache.update(k[:, :, :12], v[:, :, :12], 0)
-            self.assertEqual(cache.layers[0].keys.data_ptr(), where)
-        kept = cache.layers[0].keys
-        cache.crop(-10)
-        cache.update(k[:, :, :12], v[:, :, :12], 0)
-        self.assertNotEqual(cache.layers[0].keys.data_ptr(), where)
-        self.assertEqual(kept.shape[2], 226)
-
-    def test_from_inference_mode_on(self):
-        ours, logits = model("Llama", "quoka"), []
-        for kind in (quoka.transformers.Cache, DynamicCache):
-            cache = kind(config=ours.config)
-            with torch.inference_mode():
-                ours(ids(1, 50), past_key_values=cache), ours(ids(1, 9), past_key_values=cache)
-            with torch.no_grad():
-                logits.append(ours(ids(1, 20), past_key_values=cache).logits)
-        self.assertTrue(torch.equal(*logits))
-
-    def test_gradients_flow_through_chunks(self):
-        gradients = []
-        for kind in (quoka.transformers.Cache, DynamicCache):
-            ours, cache = model("Llama", "quoka"), kind()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                sum(ours(part, past_key_values=cache).logits.square().sum() for part in ids(1, 60).split([30, 20, 10], 1)).backward()
-            gradients.append(ours.model.layers[0].self_attn.k_proj.weight.grad)
-        self.assertTrue(torch.equal(*gradients))
-
-
-class Arithmetics(unittest.TestCase):
-    def test_one_that_is_float_here_says_so(self):
-        levels = [None] + ["x86-64-v3"] * (os.uname().machine == "x86_64")
-        for level in levels:
-            environment = {**os.environ, **({} if level is None else {"QUOKA_ISA": level})}
-            said = json.loads(subprocess.run([sys.executable, "-c", """
-import json, warnings, numpy, quoka
-q = numpy.ones((1, 2, 64, 64), numpy.float32)
-answer = {"level": quoka.isa()}
-for name in ("automatic", "float", "bf16", "int8"):
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        quoka.attention(q, q, q, arithmetic=name), quoka.attention(q, q, q, arithmetic=name)
-    answer[name] = [quoka.arithmetic_used(name), [str(w.message) for w in seen]]
-print(json.dumps(answer))
-"""], check=True, text=True, stdout=subprocess.PIPE, env=environment).stdout)
-            for name in ("automatic", "float", "bf16", "int8"):
-                used, warned = said[name]
-                is_float = name in ("bf16", "int8") and used == "float"
-                self.assertEqual(len(warned), is_float, said)
-                if is_float:
-                    self.assertIn(name, warned[0])
-                    self.assertIn(said["level"], warned[0])
-            if level is not None:
-                self.assertEqual(said["bf16"][0], "float")
+            made = torch.export.export(Logits(ours), (ids(1, 40),), strict=strict).module()
+            self.assertLess(apart(made(ids(1, 40, seed=9)), expected(ids(1, 40, seed=9)).logits), 1e-4)
 
 
 if __name__ == "__main__":
