@@ -33,9 +33,13 @@ GgufWriter sound(std::uint32_t version = 3, std::uint32_t alignment = 32) {
   return file;
 }
 
-std::string refusal(const Bytes& bytes) {
+// What is said of these bytes as they are opened, and then read so; "": nothing.
+template <class Read = void (*)(const GgufFile&)>
+std::string refusal(
+    const Bytes& bytes, Read read = [](const GgufFile&) {}) {
   try {
     const GgufFile file(bytes, "FILE");
+    read(file);
     return "";
   } catch (const std::runtime_error& error) {
     return error.what();
@@ -66,36 +70,22 @@ TEST(GgufFile, HoldsWhatWasWritten) {
 }
 
 TEST(GgufFile, NamesWhatIsNotThereOrOtherwise) {
-  const Bytes bytes = sound().bytes();
-  const GgufFile file(bytes, "FILE");
-  const auto says = [&](auto read, const std::string& part) {
-    try {
-      read();
-      ADD_FAILURE() << "not refused: " << part;
-    } catch (const std::runtime_error& error) {
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-    }
-  };
-  says([&] { file.number("b"); }, "FILE: there is no key b");
-  says([&] { file.number("a.text"); }, "a.text is not a number");
-  says([&] { file.text("a.list"); }, "a.list is not a text");
-  says([&] { file.integer("a.half"); }, "a.half is 0.5");
-  says([&] { file.integer("a.negative"); }, "a.negative is -3");
-  says([&] { file.matrix("x", 1, 1); }, "there is no tensor x");
-  says([&] { file.matrix("m", 3, 2); }, "tensor m has 2 rows of 3, not 3 of 2");
-}
-
-TEST(GgufFile, ATensorOfAnotherTypeIsRefusedWhenItIsAskedFor) {
-  GgufWriter writer;
+  GgufWriter writer = sound();
   writer.add_tensor("q", {32}, TensorType::q8_0, Bytes(34));
-  const Bytes bytes = writer.bytes();
-  const GgufFile file(bytes, "FILE");
-  try {
-    (void)file.matrix("q", 1, 32);
-    FAIL() << "not refused";
-  } catch (const std::runtime_error& error) {
-    EXPECT_STREQ(error.what(), "FILE: tensor q has type 8; 0 (F32) and 1 (F16) are read");
-  }
+  const std::pair<void (*)(const GgufFile&), const char*> all[] = {
+      {[](const GgufFile& file) { file.number("b"); }, "there is no key b"},
+      {[](const GgufFile& file) { file.number("a.text"); }, "key a.text is not a number"},
+      {[](const GgufFile& file) { file.text("a.list"); }, "key a.list is not a text"},
+      {[](const GgufFile& file) { file.integer("a.half"); }, "key a.half is 0.5"},
+      {[](const GgufFile& file) { file.integer("a.negative"); }, "key a.negative is -3"},
+      {[](const GgufFile& file) { file.matrix("x", 1, 1); }, "there is no tensor x"},
+      {[](const GgufFile& file) { file.matrix("m", 3, 2); },
+       "tensor m has 2 rows of 3, not 3 of 2"},
+      {[](const GgufFile& file) { file.matrix("q", 1, 32); },
+       "tensor q has type 8; 0 (F32) and 1 (F16) are read"}};
+  for (const auto& [read, says] : all)
+    EXPECT_TRUE(refusal(writer.bytes(), read).starts_with(std::string("FILE: ") + says))
+        << refusal(writer.bytes(), read) << ", not " << says;
 }
 
 TEST(GgufFile, AFileThatIsCutAnywhereIsRefused) {
@@ -118,38 +108,39 @@ TEST(GgufFile, HostileNumbersAreRefused) {
   expect_refused(with(16, std::uint64_t{1} << 60), "the list of keys takes 1152921504606846976");
   expect_refused(with(24, ~std::uint64_t{0}), "a key takes 18446744073709551615");
 
-  GgufWriter twice;
-  twice.add("k", true), twice.add("k", true);
-  expect_refused(twice.bytes(), "key k occurs twice");
-  GgufWriter type;
-  type.add_raw("k", 13, Bytes(8));
-  expect_refused(type.bytes(), "key k has type 13; types go from 0 to 12");
-  GgufWriter nested;
-  Bytes array(16);
-  array[0] = std::byte{9};
-  nested.add_raw("k", 9, array);
-  expect_refused(nested.bytes(), "key k is an array of arrays");
-  GgufWriter odd(3, 32);
-  odd.add("general.alignment", std::uint32_t{24});
-  expect_refused(odd.bytes(), "general.alignment is 24, but must be a power of 2");
-  GgufWriter none;
-  none.add("general.alignment", std::uint32_t{0});
-  expect_refused(none.bytes(), "general.alignment is 0");
-  GgufWriter same;
-  same.add_tensor("t", {1}, {1}), same.add_tensor("t", {1}, {1});
-  expect_refused(same.bytes(), "tensor t occurs twice");
-  GgufWriter ranks;
-  ranks.add_tensor("t", {1, 1, 1, 1, 1}, {1});
-  expect_refused(ranks.bytes(), "tensor t has 5 dimensions; up to 4 are read");
-  GgufWriter empty;
-  empty.add_tensor("t", {0}, std::vector<float>{});
-  expect_refused(empty.bytes(), "tensor t has extent 0");
-  GgufWriter large;
-  large.add_tensor("t", {Index{1} << 32, Index{1} << 31}, {1});
-  expect_refused(large.bytes(), "extent 2147483648 after a product of 4294967296");
-  GgufWriter beyond;
-  beyond.add_tensor("t", {100}, {1});
-  expect_refused(beyond.bytes(), "tensor t has 400 bytes at offset 0; the file has 4 bytes");
+  const std::pair<void (*)(GgufWriter&), const char*> all[] = {
+      {[](GgufWriter& of) { of.add("k", true), of.add("k", true); }, "key k occurs twice"},
+      {[](GgufWriter& of) { of.add_raw("k", 13, Bytes(8)); },
+       "key k has type 13; types go from 0 to 12"},
+      {[](GgufWriter& of) {
+         Bytes array(16);
+         array[0] = std::byte{9};
+         of.add_raw("k", 9, array);
+       },
+       "key k is an array of arrays"},
+      {[](GgufWriter& of) { of.add("general.alignment", std::uint32_t{24}); },
+       "general.alignment is 24, but must be a power of 2"},
+      {[](GgufWriter& of) { of.add("general.alignment", std::uint32_t{0}); },
+       "general.alignment is 0"},
+      {[](GgufWriter& of) { of.add_tensor("t", {1}, {1}), of.add_tensor("t", {1}, {1}); },
+       "tensor t occurs twice"},
+      {[](GgufWriter& of) {
+         of.add_tensor("t", {1, 1, 1, 1, 1}, {1});
+       },
+       "tensor t has 5 dimensions; up to 4 are read"},
+      {[](GgufWriter& of) { of.add_tensor("t", {0}, std::vector<float>{}); },
+       "tensor t has extent 0"},
+      {[](GgufWriter& of) {
+         of.add_tensor("t", {Index{1} << 32, Index{1} << 31}, {1});
+       },
+       "extent 2147483648 after a product of 4294967296"},
+      {[](GgufWriter& of) { of.add_tensor("t", {100}, {1}); },
+       "tensor t has 400 bytes at offset 0; the file has 4 bytes"}};
+  for (const auto& [write, says] : all) {
+    GgufWriter file;
+    write(file);
+    expect_refused(file.bytes(), says);
+  }
 }
 
 // Three bytes of a valid file are changed: it is read whole or refused, and nothing else is thrown.
