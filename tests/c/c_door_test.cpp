@@ -640,6 +640,8 @@ TEST(CDoorRefuses, WhatIsNotThere) {
       {[](Call& x) { x.args.chunk_k = x.args.chunk_v = nullptr; },
        {"cache_holds_chunk says", "has_q_offset or bidirectional"}},
       {[](Call& x) { x.args.cache_holds_chunk = 1; }, {"cache_holds_chunk", "twice"}},
+      {[](Call& x) { x.args.chunk_v = nullptr, x.args.cache_holds_chunk = 1; },
+       {"cache_holds_chunk", "twice"}},
       {[](Call& x) {
          x.args.chunk_k = x.args.chunk_v = nullptr, x.args.cache_holds_chunk = 1;
          x.k_cache.len = x.v_cache.len = 2;
@@ -712,11 +714,11 @@ TEST(CDoorRefuses, StructsOfNoKnownSize) {
   Call x;
   struct {
     quoka_attention_args known;
-    int64_t later[2];
+    int64_t later[512];  // no frame has room for them beside its copy
   } longer{x.args, {}};
   longer.known.size = sizeof longer;
   EXPECT_EQ(quoka_attention(&longer.known), QUOKA_OK) << quoka_message();
-  longer.later[1] = INT64_MIN;  // its last byte
+  longer.later[511] = INT64_MIN;  // its last byte
   expect_invalid(quoka_attention(&longer.known), {"are set", "size"});
 }
 
@@ -780,8 +782,8 @@ TEST(CDoorRefuses, WhatNoMemoryHolds) {
            x.k_cache.scales_step = far;
          },
          {"scales's stride of heads", 2}},
-        {[=](Call& x) { x.args.lse_strides[2] = far, x.args.lse_strides[1] = 1; },
-         {"lse_nat's stride of len", 3}},
+        {[=](Call& x) { x.args.lse_strides[1] = far; }, {"lse_nat's stride of heads", 6}},
+        {[=](Call& x) { x.args.lse_strides[2] = far; }, {"lse_nat's stride of len", 3}},
         {[=](Call& x) { x.paged(far); }, {"count of the table", INT32_MAX}},
         {[=](Call& x) { x.paged(1), x.k_cache.tokens = far; }, {"paged sequence", INT32_MAX}},
         {[=](Call& x) { x.listed(far); }, {"count of the list of cells", INT32_MAX}},
