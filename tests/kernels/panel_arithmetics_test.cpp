@@ -805,6 +805,7 @@ TEST(EmulatedTiles, TheHostsConfigurationComesBack) {
   host.rows[3] = 5;
   for (const simd::TileShapes& before : {host, simd::TileShapes{}}) {
     Tiles::configure(before);
+    EXPECT_TRUE(detail::tiles_agree<Tiles>());  // before the first use
     attend_by(panels_named("emulated tiles, 1 product"), in);
     Tiles::configuration(after);
     EXPECT_EQ(std::memcmp(&before, &after, sizeof after), 0);
