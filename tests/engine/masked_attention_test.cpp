@@ -601,7 +601,7 @@ TEST(MaskedAttention, RefusesWhatDoesNotFit) {
          const auto [batch, head, row] = Rows(first.k).strides();
          x.k = Rows(Rows(first.k).data(), x.k.format(), x.k.sizes(), {batch, head / 2, row});
        },
-       {"quoka"},
+       {"two streams have the same CacheCells"},
        usual},
   };
   for (const auto& [wrong, says, masked, options] : table) {

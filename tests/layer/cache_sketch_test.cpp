@@ -332,6 +332,7 @@ TEST(CacheSketch, OtherViewsOfTheCacheAreRefused) {
   const auto [batch, step, one] = whole.strides();
   EXPECT_EQ(sketch.map_rows(told)(99), 99);
   EXPECT_EQ(sketch.map_rows(whole.slice(60, 90))(7), 17);
+  EXPECT_EQ(sketch.map_rows(whole.slice(60, 90).gathered(table))(2), 12);
   refuses(whole.slice(49, 20)), refuses(whole.slice(60, 91));
   refuses(view(told, {1, kv_heads, 20, 32}, {batch, step, 2 * one}));
   refuses(view(told, {1, kv_heads, 20, 32}, {batch, step / 2, one}));
