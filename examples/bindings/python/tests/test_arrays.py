@@ -19,6 +19,7 @@ import threading
 import time
 import unittest
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from drawn import drawn, generators, st
@@ -852,13 +853,10 @@ class Calls(Case):
         for _ in range(2):  # several calls may read
             cache.truncate(0)
             cache.append(k, k)
-            results = []
-            readers = [threading.Thread(target=lambda: results.append(quoka.attention(q, past=cache, causal=False))) for _ in range(3)]
-            for reader in readers:
-                reader.start()
-            for reader in readers:
-                reader.join()
-            self.assertEqual(len(results), 3)
+            with ThreadPoolExecutor(3) as readers:
+                results = list(readers.map(lambda _: quoka.attention(q, past=cache, causal=False), range(3)))
+            for result in results:
+                np.testing.assert_array_equal(result, results[0])
 
     def test_a_daemon_thread_at_the_end(self):
         program = """if True:

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -84,17 +85,8 @@ class OpenMp(unittest.TestCase):
 
     def test_several_threads_call(self):
         quoka.use_openmp_of(LIBGOMP)
-        equal = []
-
-        def call():
-            self.gomp.omp_set_num_threads(3)
-            equal.extend(np.array_equal(attend(self.q, self.k), self.expected) for _ in range(20))
-
-        callers = [threading.Thread(target=call) for _ in range(3)]
-        for caller in callers:
-            caller.start()
-        for caller in callers:
-            caller.join()
+        with ThreadPoolExecutor(3, initializer=lambda: self.gomp.omp_set_num_threads(3)) as callers:
+            equal = list(callers.map(lambda _: np.array_equal(attend(self.q, self.k), self.expected), range(60)))
         self.assertEqual(equal, [True] * 60)
 
     def test_after_a_fork(self):
@@ -142,17 +134,9 @@ class Pool(unittest.TestCase):
         q, k = arrays(30000)
         expected = attend(q, k, threads=1)
         attend(q, k, threads=40)
-        busy = []
-
-        def call(threads):
-            busy.extend(np.array_equal(attend(q, k, threads=threads), expected) for _ in range(5))
-
-        callers = [threading.Thread(target=call, args=(n,)) for n in (2, 3, 41, 5)]  # one needs a larger pool meanwhile
-        for caller in callers:
-            caller.start()
-        for caller in callers:
-            caller.join()
-        self.assertEqual(busy, [True] * 20)
+        with ThreadPoolExecutor(4) as callers:  # one of which needs a larger pool meanwhile
+            equal = list(callers.map(lambda n: np.array_equal(attend(q, k, threads=n), expected), (2, 3, 41, 5) * 5))
+        self.assertEqual(equal, [True] * 20)
 
 
 if __name__ == "__main__":
