@@ -124,23 +124,27 @@ void select_by(const SelectorInput& input, Selection& keep) {
   S(options).select(input, state, keep, SerialExecutor{});
 }
 
-// At once, also where the budget leaves nothing to score.
-TEST(SelectionRefuses, LogitsThatItIsNotToldForFewKeysAsForMany) {
+// At once, also where the budget leaves nothing to score. A soft-cap is heeded or refused.
+TEST(SelectionRefuses, LogitsThatItIsNotToldAndCapsThatItDoesNotHeed) {
   Random random(202);
   const auto q = random.tensor<float>(1, 4, 37, 16), k = random.tensor<float>(1, 2, 127, 16);
   for_each_selector([&]<class S>(const char* name) {
     SCOPED_TRACE(name);
-    const auto asks = [&](const Rows& keys) {
+    const auto refuses = [&](const Rows& keys, std::optional<LogitOptions> logits,
+                             const char* what) {
       Selection keep;
       try {
-        select_by<S>({.q = q, .k = keys}, keep);
+        select_by<S>({.q = q, .k = keys, .logits = logits}, keep);
       } catch (const std::invalid_argument& error) {
-        return std::string_view(error.what()).find("SelectorInput::logits") !=
-               std::string_view::npos;
+        return std::string_view(error.what()).find(what) != std::string_view::npos;
       }
       return false;
     };
-    EXPECT_EQ(asks(Rows(k).slice(0, 7)), asks(k));
+    const bool weighs = refuses(k, {}, "SelectorInput::logits"),
+               caps = std::is_same_v<S, MassSelector> || std::is_same_v<S, OracleSelector> ||
+                      std::is_same_v<S, TidalDecodeSelector>;  // which is the oracle's
+    EXPECT_EQ(refuses(Rows(k).slice(0, 7), {}, "SelectorInput::logits"), weighs);
+    EXPECT_EQ(refuses(k, LogitOptions{.softcap = 5.0f}, "softcap is 5"), weighs && !caps);
   });
 }
 
