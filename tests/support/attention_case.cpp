@@ -14,6 +14,8 @@ using quoka::Arithmetic;
 using quoka::Format;
 using quoka::detail::kernel_sizes;  // of the instructions in use
 
+constexpr Index section_keys = Index{1} << 16;  // KeySets::section_keys, which tests do not compile
+
 // ---- what is drawn --------------------------------------------------------------------------------
 
 // Of a list: around a block, and around as many parts as there may be.
@@ -34,7 +36,7 @@ std::vector<Index> some_keys(Random& random, Index kv_len, Index count) {
 struct AttentionDraw {
   AttentionCase& c;
   Random &random, &data;  // of choices, and of the many numbers
-  bool long_lists = false;
+  bool long_lists = false, sections = false;
 
   bool seldom(Index n) { return random.seldom(n); }
   auto one_of(auto... x) { return random.one_of(x...); }
@@ -99,6 +101,17 @@ struct AttentionDraw {
       s.q_len = one_of(Index{1}, 1, 3, 3, 3, 24);  // of 40 an oracle would take too long, see below
       s.kv_len = 2 * tuning::max_parts * tuning::part_blocks * kernel_sizes().block_keys;
       s.batch = group = 1, s.kv_heads = 2, s.head_dim = s.v_dim = 1 + random.below(6);
+    }
+    // Heads of one query that fill panels, and end in one where the next query's begin.
+    if (seldom(60)) {
+      s.batch = s.kv_heads = 1, group = 16 * kernel_sizes().panel_rows + 2;
+      s.q_len = 3, s.kv_len = random.below(100), s.head_dim = s.v_dim = 1 + random.below(40);
+    }
+    // Lists of each query, over more keys than have their bits read at once.
+    sections = seldom(120);
+    if (sections) {
+      s.batch = s.kv_heads = group = 1, s.q_len = 2, s.head_dim = s.v_dim = 1 + random.below(4);
+      s.kv_len = 2 * section_keys + random.below(900);
     }
     while (pairs() > 300'000 && group > 1) group /= 2;
     if (pairs() > 300'000 && !long_lists) s.kv_heads = 1;
@@ -240,7 +253,7 @@ struct AttentionDraw {
 
   void lists() {
     const Shape& s = c.shape_;
-    if (s.kv_len == 0 || !(long_lists || seldom(3))) return;
+    if (s.kv_len == 0 || sections || !(long_lists || seldom(3))) return;
     const bool alike = seldom(2);
     const Index heads = seldom(3) ? s.q_heads : s.kv_heads;
     const Index count = count_of_list(random, s.kv_len);
@@ -257,7 +270,7 @@ struct AttentionDraw {
   void own_lists() {
     const Shape& s = c.shape_;
     const Index keys = c.keys();
-    if (c.has_selection() || !seldom(3)) return;
+    if (c.has_selection() || !(sections || seldom(3))) return;
     const Index batch = seldom(2) ? s.batch : 1, heads = seldom(2) ? s.kv_heads : 1;
     if (batch * heads * s.q_len * keys > 2'000'000) return;
     const Index block = one_of(Index{1}, 1, 1, 1, 2, 7, 16, 64, 128);
@@ -410,13 +423,26 @@ struct AttentionDraw {
     for (float& x : c.slopes_)
       x = static_cast<float>(moderate ? some(0, 0.25, 1e-40, 1e30, -0.5) : 0);
     for (float& x : c.factors_) x = static_cast<float>(some(0, 1, -1, 1e-40, moderate ? 1e5 : 1));
-    if (c.mask_kind_ == StoredMask::Kind::single && c.has_mask()) {
-      const bool infinite = seldom(5);
+    using enum StoredMask::Kind;
+    if (c.mask_kind_ < bytes && c.has_mask()) {
+      // Of each format, the first number that is a bias and the last one that hides.
+      const double first_bias = c.mask_kind_ == single ? -59999
+                                : c.mask_kind_ == half ? -59968
+                                                       : -59904,
+                   last_hidden = c.mask_kind_ == bfloat16 ? -60160 : -60000,
+                   huge = moderate && c.mask_kind_ == single ? 1e30 : 1;
+      // An infinity or a NaN, of which not every query sees one, at times where all else that is added is 0.
+      const bool infinite = seldom(c.has_lists() ? 2 : 5), alone = infinite && seldom(2);
+      const Index rare = one_of(1000, 30);
       for (Index i = 0; i < c.mask_.size(); ++i) {
         float& x = c.mask_.data()[i];
-        if (x <= quoka::Mask::hides_from || data.below(3) != 0) continue;
-        x = static_cast<float>(some(-1, 2.5, -59999, moderate ? 1e30 : 1));
-        if (infinite && data.below(30) == 0) x = data.below(2) == 0 ? infinity : not_a_number;
+        const bool hides = x <= quoka::Mask::hides_from;
+        if (!hides && alone)
+          x = 0.0f;
+        else if (data.below(3) == 0)
+          x = static_cast<float>(hides ? last_hidden : some(-1, 2.5, first_bias, huge));
+        if (!hides && infinite && data.below(rare) == 0)
+          x = data.below(2) == 0 ? infinity : not_a_number;
       }
       c.stored_mask_.emplace(c.mask_, c.mask_kind_);
     }
@@ -758,9 +784,10 @@ bool AttentionCase::sees(Index b, Index head, Index i, Index t) const {
     if (!std::binary_search(list.begin(), list.end(), t)) return false;
   }
   if (own_ && !own_->names(b, head / (shape_.q_heads / shape_.kv_heads), i, t)) return false;
-  if (!has_mask()) return true;
-  const float added = mask_(b % mask_.dimension(0), head % mask_.dimension(1), i, t);
-  return !(added <= quoka::Mask::hides_from);  // NaN is added
+  return !(added(b, head, i, t) <= quoka::Mask::hides_from);  // NaN is added
+}
+float AttentionCase::added(Index b, Index head, Index i, Index t) const {
+  return has_mask() ? mask_(b % mask_.dimension(0), head % mask_.dimension(1), i, t) : 0.0f;
 }
 
 void AttentionCase::with_row(bool value, Index t,
@@ -768,9 +795,9 @@ void AttentionCase::with_row(bool value, Index t,
   const bool past = in_one_cache_ || t < shape_.kv_len;
   f(stored_[(past ? 1 : 3) + (value ? 1 : 0)], past ? t : t - shape_.kv_len);
 }
-float AttentionCase::key_at(bool value, Index b, Index kv_head, Index t, Index c) const {
+const float* AttentionCase::key_row(bool value, Index b, Index kv_head, Index t) const {
   const bool past = in_one_cache_ || t < shape_.kv_len;
-  return held((past ? 1 : 3) + (value ? 1 : 0))(b, kv_head, past ? t : t - shape_.kv_len, c);
+  return &held((past ? 1 : 3) + (value ? 1 : 0))(b, kv_head, past ? t : t - shape_.kv_len, 0);
 }
 
 bool AttentionCase::decided_by_codes() const {
@@ -812,9 +839,32 @@ AttentionCase::Bound AttentionCase::product_error(std::optional<ComputedIn> by,
   return {error.logit, error.value};
 }
 
+// The oracle's result, and how far the library's may be off. At the ends of float the oracle rounds logits to float, as
+// IEEE arithmetic does: queries have one channel that is not zero, so that a logit is two roundings whatever the order of
+// sums, and a row's class (finite, NaN, nothing seen) is known exactly.
 const AttentionCase::Expected& AttentionCase::expected(std::optional<ComputedIn> by,
                                                        bool merged) const {
   if (expected_ && expected_by_ == by && expected_merged_ == merged) return *expected_;
+  if (!expected_) {
+    const Shape& s = shape_;
+    oracle::AttentionOptions exact = to_oracle(bare_options());
+    exact.first_position = first_position_;
+    exact.logits_of_float = numbers_ == Numbers::ends_of_float;
+    if (options_.scale && *options_.scale == 0.0f) exact.scale = 1e-300;  // its 0 is the default
+    if (has_mask() || has_lists())
+      exact.mask = [&](Index b, Index head, Index i, Index t) {
+        if (own_ && !own_->names(b, head / (s.q_heads / s.kv_heads), i, t))
+          return -oracle::infinity;
+        const float x = added(b, head, i, t);
+        return x <= quoka::Mask::hides_from ? -oracle::infinity : static_cast<double>(x);
+      };
+    const auto rows = [&](int which) { return to_oracle(part(which)); };
+    expected_.emplace();
+    expected_->result =
+        oracle::attention(to_oracle(q()), rows(1), rows(2), has_selection() ? &lists_ : nullptr,
+                          rows(3), rows(4), exact);
+    if (keys() == 0) expected_->result.out = oracle::Tensor(s.batch, s.q_heads, s.q_len, s.v_dim);
+  }
   constexpr int past[] = {1, 2}, chunk[] = {3, 4}, both[] = {1, 2, 3, 4};
   Bound product = product_error(by, both);
   // The formats of a shard decide its arithmetic: the past's first keys, the others and the chunk, or the chunk alone.
@@ -825,182 +875,94 @@ const AttentionCase::Expected& AttentionCase::expected(std::optional<ComputedIn>
       product = {std::max(product.logit, own.logit), std::max(product.value, own.value)};
     }
   const bool in_codes = (by ? by->arithmetic : options_.arithmetic) == Arithmetic::int8;
-  expected_ = numbers_ == Numbers::usual ? of_usual_numbers(product, merged)
-                                         : at_the_ends_of_float(product, in_codes, merged);
+  bound_errors(product, in_codes, merged, *expected_);
   expected_by_ = by, expected_merged_ = merged;
   return *expected_;
 }
 
+// A key's logit has the error of its products, by lengths, of the cap, and of what is added: its weight is off as much, and
+// so are the sums. Keys far below the largest logit may be left out.
 // A merge costs float's roundings alone: weights that are off in a shard are off as much in the whole.
-AttentionCase::Expected AttentionCase::of_usual_numbers(const Bound& product, bool merged) const {
+void AttentionCase::bound_errors(const Bound& product, bool in_codes, bool merged,
+                                 Expected& of) const {
   const Shape& s = shape_;
-  oracle::AttentionOptions exact = to_oracle(bare_options());
-  exact.first_position = first_position_;
-  if (options_.scale && *options_.scale == 0.0f) exact.scale = 1e-300;  // its 0 is the default
-  if (has_mask() || has_lists())
-    exact.mask = [&](Index b, Index head, Index i, Index t) {
-      if (own_ && !own_->names(b, head / (shape_.q_heads / shape_.kv_heads), i, t))
-        return -oracle::infinity;
-      if (!has_mask()) return 0.0;
-      const float x = mask_(b % mask_.dimension(0), head % mask_.dimension(1), i, t);
-      return x > quoka::Mask::hides_from ? static_cast<double>(x) : -oracle::infinity;
-    };
-  const auto rows = [&](int which) { return to_oracle(part(which)); };
-  Expected of;
-  if (expected_)  // whatever they are computed in
-    of.result = expected_->result;
-  else
-    of.result = oracle::attention(to_oracle(q()), rows(1), rows(2),
-                                  has_selection() ? &lists_ : nullptr, rows(3), rows(4), exact);
-  if (keys() == 0) of.result.out = oracle::Tensor(s.batch, s.q_heads, s.q_len, s.v_dim);
-  const double scale = std::abs(static_cast<double>(
-      options_.scale.value_or(1.0f / std::sqrt(static_cast<float>(s.head_dim)))));
-  const double root = std::sqrt(static_cast<double>(s.head_dim));
+  const bool at_the_ends = numbers_ == Numbers::ends_of_float;
+  const double narrow_sums = at_the_ends && product.value > 0 ? 0x1p-5 : 0.0;
+  const double cap = static_cast<double>(options_.softcap),
+               scale = std::abs(static_cast<double>(
+                   options_.scale.value_or(1.0f / std::sqrt(static_cast<float>(s.head_dim)))));
+  struct Sizes {
+    double length = 0, sum = 0, largest = 0;  // of a row's channels
+  };
+  const auto sizes_of = [](const float* row, Index dim) {
+    Sizes of_row;
+    for (Index c = 0; c < dim; ++c) {
+      const double x = std::abs(static_cast<double>(row[c]));
+      of_row.length += x * x, of_row.sum += x, of_row.largest = std::max(of_row.largest, x);
+    }
+    of_row.length = std::sqrt(of_row.length);
+    return of_row;
+  };
+  of.lse_error.clear(), of.out_error.clear();
   const Index group = s.q_heads / s.kv_heads;
   for (Index b = 0; b < s.batch; ++b)
     for (Index h = 0; h < s.q_heads; ++h) {
-      std::vector<double> lengths(uz(keys())), sizes(uz(keys()));  // of finite keys and values
-      for (Index t = 0; t < keys(); ++t) {
-        double square = 0, most = 0;
-        for (Index c = 0; c < s.head_dim; ++c)
-          square += std::pow(static_cast<double>(key_at(false, b, h / group, t, c)), 2);
-        for (Index c = 0; c < s.v_dim; ++c)
-          most = std::max(most, std::abs(static_cast<double>(key_at(true, b, h / group, t, c))));
-        if (std::isfinite(square)) lengths[uz(t)] = std::sqrt(square);
-        if (std::isfinite(most)) sizes[uz(t)] = most;
-      }
+      std::vector<Sizes> sizes_of_keys;
+      for (Index t = 0; t < keys(); ++t)
+        sizes_of_keys.push_back(sizes_of(key_row(false, b, h / group, t), s.head_dim));
       for (Index i = 0; i < s.q_len; ++i) {
-        Index seen = 0;
-        double longest = 0, largest = 0;
-        for (Index t = 0; t < keys(); ++t) {
-          if (!sees(b, h, i, t)) continue;
-          ++seen, longest = std::max(longest, lengths[uz(t)]),
-                  largest = std::max(largest, sizes[uz(t)]);
-        }
-        double square = 0, most = 0;
-        for (Index c = 0; c < s.head_dim; ++c) {
-          const double x = static_cast<double>(held(0)(b, h, i, c));
-          square += x * x, most = std::max(most, std::abs(x));
-        }
-        const double size = scale * std::sqrt(square) * longest;  // at least sum |q| |k|
-        const quoka::FloatError own = drawn_float_error(s.head_dim, seen);
-        double logit = (product.logit + own.logit) * size;
-        if (decided_by_codes()) logit += scale * most / 32638 * root * longest;
-        const double cap = static_cast<double>(options_.softcap);
-        if (cap != 0) logit += 7e-7 * cap;
-        double biases = 0;
-        if (!slopes_.empty())
-          biases +=
-              std::abs(static_cast<double>(slopes_[uz(h)])) * static_cast<double>(keys() + 300);
-        if (has_mask())
-          biases += 2 * (factors_.empty() ? 1 : std::abs(static_cast<double>(factors_[uz(h)])));
-        if (biases > 0) logit += 0x1p-24 * (3 * biases + (cap != 0 ? std::min(cap, size) : size));
+        const std::vector<double>& logits = of.result.logits[of.lse_error.size()];
         const double lse = of.result.lse[of.lse_error.size()];
-        const double of_merge = merged && std::isfinite(lse) ? 0x1p-24 * (std::abs(lse) + 16) : 0;
-        const double value = product.value + own.value + of_merge;
-        of.lse_error.push_back(logit + value);
-        of.out_error.insert(of.out_error.end(), uz(s.v_dim),
-                            (2 * std::tanh(logit / 2) + value) * largest + 1e-37);
-      }
-    }
-  return of;
-}
-
-// Logits in float, as IEEE arithmetic has them, and all that follows in double. Queries have one channel that is not
-// zero, so that a logit is two roundings whatever the order of sums: a row's class (finite, NaN, nothing seen) is known
-// exactly, and its error follows from that of its logits.
-AttentionCase::Expected AttentionCase::at_the_ends_of_float(const Bound& product, bool in_codes,
-                                                            bool merged) const {
-  const Shape& s = shape_;
-  const double of_products = (decided_by_codes() ? 0x1p-14 : 0x1p-22) + product.logit;
-  const bool narrow = product.value > 0;
-  struct Logit {
-    Index key;
-    float value;   // in float, except the soft-cap's tanh
-    double error;  // of the library's, at most
-  };
-  const auto logit_of = [&](Index b, Index head, Index i, Index t) -> Logit {
-    const Index kv_head = head / (s.q_heads / s.kv_heads);
-    volatile float x = 0;
-    float size = 0;
-    for (Index channel = 0; channel < s.head_dim; ++channel) {
-      const volatile float scaled = held(0)(b, head, i, channel) * *options_.scale;
-      const float key = key_at(false, b, kv_head, t, channel);
-      x = x + scaled * key;
-      size += std::abs(scaled * key);
-    }
-    double error = std::isfinite(size) ? of_products * static_cast<double>(size) : 0;
-    if (const double cap = static_cast<double>(options_.softcap); cap > 0) {
-      x = static_cast<float>(cap * std::tanh(static_cast<double>(x) / cap));
-      error = std::min(error, 2 * cap) + 2e-6 * std::abs(static_cast<double>(x));
-    }
-    float more = 0, most = 0;
-    const auto add = [&](float added) { more += added, most += std::abs(added); };
-    if (!slopes_.empty()) add(slopes_[uz(head)] * static_cast<float>(-distance(i, t)));
-    const float bias =
-        has_mask() ? mask_(b % mask_.dimension(0), head % mask_.dimension(1), i, t) : 0;
-    if (bias != 0) add(bias * (factors_.empty() ? 1.0f : factors_[uz(head)]));
-    if (most != 0) {
-      error += 0x1p-22 * (static_cast<double>(most) + std::abs(static_cast<double>(x)));
-      x = x + more;
-    }
-    return {t, x, std::isnan(error) ? 0 : error};
-  };
-  Expected of;
-  of.result.out = oracle::Tensor(s.batch, s.q_heads, s.q_len, s.v_dim);
-  for (Index b = 0; b < s.batch; ++b)
-    for (Index head = 0; head < s.q_heads; ++head)
-      for (Index i = 0; i < s.q_len; ++i) {
-        std::vector<Logit> logits;
-        bool broken = false;
-        double top = sinks_.empty() ? -oracle::infinity : static_cast<double>(sinks_[uz(head)]);
-        for (Index t = 0; t < keys(); ++t) {
-          if (!sees(b, head, i, t)) continue;
-          const Logit& logit = logits.emplace_back(logit_of(b, head, i, t));
-          broken = broken || std::isnan(logit.value) || logit.value == infinity;
-          top = std::max(top, static_cast<double>(logit.value));
-        }
-        double* const out = &of.result.out.at(b, head, i, 0);
-        std::vector<double> most(uz(s.v_dim)), missed(uz(s.v_dim));
-        if (broken || top == -oracle::infinity) {
-          if (broken) std::fill_n(out, s.v_dim, oracle::not_a_number);
-          of.result.lse.push_back(broken ? oracle::not_a_number : -oracle::infinity);
+        if (!std::isfinite(lse)) {
           of.lse_error.push_back(0), of.out_error.insert(of.out_error.end(), uz(s.v_dim), 0.0);
           continue;
         }
-        double sum = sinks_.empty() ? 0 : std::exp(static_cast<double>(sinks_[uz(head)]) - top);
+        const Sizes query = sizes_of(&held(0)(b, h, i, 0), s.head_dim);
+        const quoka::FloatError own = drawn_float_error(s.head_dim, std::ssize(logits));
+        double top = sinks_.empty() ? -oracle::infinity : static_cast<double>(sinks_[uz(h)]);
+        for (const double x : logits) top = std::max(top, x);
         double worst = 0, lost = 0;
-        for (const Logit& logit : logits) {
-          const double below = top - static_cast<double>(logit.value), weight = std::exp(-below);
+        std::vector<double> most(uz(s.v_dim)), missed(uz(s.v_dim));
+        auto logit = logits.begin();
+        for (Index t = 0; t < keys(); ++t) {
+          if (!sees(b, h, i, t)) continue;
+          const Sizes& key = sizes_of_keys[uz(t)];
+          const double size = scale * query.length * key.length,
+                       capped = cap != 0 ? std::min(cap, size) : size;
+          double error = (product.logit + own.logit) * size;
+          if (decided_by_codes()) error += scale * query.largest / 32638 * key.sum;
+          if (cap != 0) error = std::min(error, 2 * cap) + std::min(7e-7 * cap, 1.5e-6 * size);
+          double biases = 0;
+          if (!slopes_.empty())
+            biases +=
+                std::abs(static_cast<double>(slopes_[uz(h)]) * static_cast<double>(distance(i, t)));
+          if (has_mask())
+            biases += std::abs(static_cast<double>(added(b, h, i, t)) *
+                               (factors_.empty() ? 1.0 : static_cast<double>(factors_[uz(h)])));
+          if (biases > 0) error += 0x1p-24 * (3 * biases + capped);
           // An uncertain logit counts for as much as it may weigh.
-          const bool small = below - logit.error > static_cast<double>(quoka::negligible_below);
-          if (below - 2 * logit.error < 80) worst = std::max(worst, logit.error);
-          sum += weight;
-          if (small) lost += weight;
-          for (Index channel = 0; channel < s.v_dim; ++channel) {
-            const double v = static_cast<double>(
-                key_at(true, b, head / (s.q_heads / s.kv_heads), logit.key, channel));
-            out[channel] += weight * v;
-            most[uz(channel)] = std::max(most[uz(channel)], std::abs(v));
-            if (small) missed[uz(channel)] += weight * std::abs(v);
+          const double below = top - *logit++;
+          const bool small = below - error > static_cast<double>(quoka::negligible_below);
+          if (below - 2 * error < 80) worst = std::max(worst, error);
+          const double weight = small ? std::exp(top - below - lse) : 0.0;
+          lost += weight;
+          const float* const value = key_row(true, b, h / group, t);
+          for (Index c = 0; c < s.v_dim; ++c) {
+            const double x = std::abs(static_cast<double>(value[c]));
+            most[uz(c)] = std::max(most[uz(c)], x), missed[uz(c)] += weight * x;
           }
         }
-        const double lse = top + std::log(sum),
-                     of_merge = merged ? 0x1p-24 * (2 * std::abs(lse) + 16) : 0;
-        const double own = drawn_float_error(s.head_dim, std::ssize(logits)).value +
-                           (narrow ? 0x1p-5 : 0) + of_merge;
-        const double of_weight = 2 * std::tanh(worst / 2) + product.value + own;
         if (in_codes)  // a value has one scale for all channels
           std::fill(most.begin(), most.end(), *std::max_element(most.begin(), most.end()));
-        for (Index channel = 0; channel < s.v_dim; ++channel) {
-          out[channel] /= sum;
-          of.out_error.push_back(std::min(of_weight, 2.001) * most[uz(channel)] +
-                                 missed[uz(channel)] / sum + 1e-37);
-        }
-        of.result.lse.push_back(lse);
-        of.lse_error.push_back(worst + lost / sum + own);
+        const double of_merge = merged ? 0x1p-24 * ((at_the_ends ? 2 : 1) * std::abs(lse) + 16) : 0;
+        const double of_sums = own.value + of_merge + narrow_sums;
+        of.lse_error.push_back(worst + lost + of_sums + (at_the_ends ? 0 : product.value));
+        const double of_weights =
+            std::min(2 * std::tanh(worst / 2) + product.value + of_sums, 2.001);
+        for (Index c = 0; c < s.v_dim; ++c)
+          of.out_error.push_back(of_weights * most[uz(c)] + missed[uz(c)] + 1e-37);
       }
-  return of;
+    }
 }
 
 ::testing::AssertionResult AttentionCase::is_as_oracle(const Output<float>& output,

@@ -118,13 +118,13 @@ class AttentionCase {
     std::vector<double> out_error;  // [batch, q_heads, q_len, v_dim]
   };
   const Expected& expected(std::optional<ComputedIn> by, bool merged = false) const;
-  Expected of_usual_numbers(const Bound& product, bool merged) const;
-  Expected at_the_ends_of_float(const Bound& product, bool in_codes, bool merged) const;
+  void bound_errors(const Bound& product, bool in_codes, bool merged, Expected& of) const;
   Bound product_error(std::optional<ComputedIn> by, std::span<const int> tensors) const;
   Index distance(Index i, Index t) const;  // from key t to query i
   Rows part(int which) const;
   const Tensor4<float>& held(int which) const { return stored_[uz(which)].floats(); }
-  float key_at(bool value, Index b, Index kv_head, Index t, Index c) const;
+  const float* key_row(bool value, Index b, Index kv_head, Index t) const;
+  float added(Index b, Index head, Index i, Index t) const;  // by the mask, before its factor
   void with_row(bool value, Index t, const std::function<void(StoredRows&, Index)>& f);
   bool decided_by_codes() const;
   AttentionOptions bare_options() const;  // without the mask

@@ -165,11 +165,22 @@ Positions select(const Tensor& q, const Tensor& past_k, const QuokaOptions& opti
   return top_k(scores, options.budget, options.keep_first, options.keep_last);
 }
 
+namespace {
+
+double rounded(double x, const AttentionOptions& options) {
+  return options.logits_of_float ? double{static_cast<float>(x)} : x;
+}
+
+}  // namespace
+
 double logit(Row query, Row key, const AttentionOptions& options) {
   const double scale =
       options.scale != 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(query.size()));
-  const double scaled = scale * dot(query, key);
-  return options.softcap != 0 ? options.softcap * std::tanh(scaled / options.softcap) : scaled;
+  double x = 0;
+  for (std::size_t c = 0; c < query.size(); ++c)
+    x = rounded(x + rounded(scale * query[c], options) * key[c], options);
+  if (options.softcap != 0) x = rounded(options.softcap * std::tanh(x / options.softcap), options);
+  return x;
 }
 
 bool sees(Index q_offset, Index key_position, const AttentionOptions& options) {
@@ -183,13 +194,13 @@ AttentionResult attention(const Tensor& q, const Tensor& past_k, const Tensor& p
   const Index kv_heads = std::max(past_k.heads, k.heads), group = q.heads / kv_heads;
   const Positions all = all_positions(q.batch, kv_heads, past_k.len);
   const Positions& past = keep != nullptr ? *keep : all;
-  AttentionResult result{Tensor(q.batch, q.heads, q.len, std::max(past_v.dim, v.dim)), {}};
+  AttentionResult result{Tensor(q.batch, q.heads, q.len, std::max(past_v.dim, v.dim)), {}, {}};
   for (Index b = 0; b < q.batch; ++b)
     for (Index h = 0; h < q.heads; ++h)
       for (Index i = 0; i < q.len; ++i) {
         const Index g = h / group, before = options.first_position,
                     first = options.q_offset.value_or(before + past_k.len);
-        std::vector<double> logits;
+        std::vector<double>& logits = result.logits.emplace_back();
         std::vector<Row> values;
         const auto meet = [&](Row key, Row value, Index column, Index position) {
           if (!sees(first + i, position, options)) return;
@@ -199,18 +210,16 @@ AttentionResult attention(const Tensor& q, const Tensor& past_k, const Tensor& p
           if (!options.alibi_slopes.empty())
             x -= options.alibi_slopes[uz(h)] * static_cast<double>(first + i - position);
           x += (options.mask_factors.empty() ? 1.0 : options.mask_factors[uz(h)]) * added;
-          logits.push_back(x);
+          logits.push_back(rounded(x, options));
           values.push_back(value);
         };
         for (Index t : past[uz(b)][uz(h * std::ssize(past[uz(b)]) / q.heads)])
           meet(past_k.row(b, g, t), past_v.row(b, g, t), t, before + t);
         for (Index j = 0; j < k.len; ++j)
           meet(k.row(b, g, j), v.row(b, g, j), past_k.len + j, first + j);
-        if (!options.sinks.empty())
-          logits.push_back(options.sinks[uz(h)]);  // has no value: comes last
-
-        bool empty = true;  // nothing above -infinity; a row with a NaN is not empty
-        double largest = -infinity, sum = 0;
+        const double sink = options.sinks.empty() ? -infinity : options.sinks[uz(h)];
+        bool empty = sink == -infinity;  // nothing above -infinity; a row with a NaN is not empty
+        double largest = sink, sum = 0;
         for (double x : logits) {
           if (x != -infinity) empty = false;
           if (x > largest) largest = x;
@@ -220,6 +229,7 @@ AttentionResult attention(const Tensor& q, const Tensor& past_k, const Tensor& p
           continue;
         }
         for (double x : logits) sum += std::exp(x - largest);
+        sum += std::exp(sink - largest);
         for (std::size_t n = 0; n < values.size(); ++n) {
           const double weight = std::exp(logits[n] - largest) / sum;
           for (Index c = 0; c < result.out.dim; ++c)
@@ -239,22 +249,6 @@ Tensor append(const Tensor& past, const Tensor& chunk) {
           joined.at(b, h, i, c) =
               i < past.len ? past.at(b, h, i, c) : chunk.at(b, h, i - past.len, c);
   return joined;
-}
-
-double mass_kept(const Tensor& q, const Tensor& past_k, const Positions& keep,
-                 AttentionOptions options) {
-  options.sinks = {};
-  const std::vector<double> kept =
-      attention(q, past_k, past_k, &keep, Tensor{}, Tensor{}, options).lse;
-  const std::vector<double> all =
-      attention(q, past_k, past_k, nullptr, Tensor{}, Tensor{}, options).lse;
-  double share = 0, rows = 0;
-  for (std::size_t n = 0; n < all.size(); ++n) {
-    if (all[n] == -infinity) continue;
-    share += std::exp(kept[n] - all[n]);
-    rows += 1;
-  }
-  return rows > 0 ? share / rows : 1.0;
 }
 
 double relative_error(const Tensor& a, const Tensor& reference) {

@@ -140,12 +140,15 @@ struct AttentionOptions {
   std::vector<double> mask_factors{};  // [q_heads] or empty: times what the mask adds
   Index first_position = 0;            // of past key 0
   std::optional<Index> q_offset{};     // of query 0 and chunk key 0; absent: behind the past
+  bool logits_of_float = false;        // each step to a logit is rounded to float
 };
 
 struct AttentionResult {
   Tensor out;               // [b, q_heads, q_len, value dim]
   std::vector<double> lse;  // [b, q_heads, q_len] flattened: natural log of sum_t exp(logit[t]),
                             // the sink's included
+  // [b, q_heads, q_len] flattened: of the keys that it sees, past ones first
+  std::vector<std::vector<double>> logits;
 };
 
 // scale q.k, then softcap
@@ -166,12 +169,6 @@ AttentionResult attention(const Tensor& q, const Tensor& past_k, const Tensor& p
 Tensor append(const Tensor& past, const Tensor& chunk);
 
 // ---- measures ----
-
-// Mean over b, q_head and row of  sum_{t in keep} exp(logit[t]) / sum_t exp(logit[t]) = exp(lse of
-// keep - lse of all), past keys only: no chunk, no sink logit. Rows that see no past key do not
-// count; 1 if none sees any.
-double mass_kept(const Tensor& q, const Tensor& past_k, const Positions& keep,
-                 AttentionOptions options = {});
 
 // |a - reference| / |reference| in the Frobenius norm; 0 for two zero tensors, infinity if only the
 // reference is zero.

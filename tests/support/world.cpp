@@ -223,7 +223,8 @@ StoredMask::StoredMask(const Tensor4<float>& x, Kind kind, Index padding) : kind
       if (kind == Kind::single) put(added);
       if (kind == Kind::half) put(static_cast<Eigen::half>(added));
       if (kind == Kind::bfloat16) put(static_cast<Eigen::bfloat16>(added));
-      if (kind == Kind::bytes) put(static_cast<std::uint8_t>(added == 0.0f ? 1 + key % 255 : 0));
+      if (kind == Kind::bytes)  // what shows a key is 1 in every other row, and any number
+        put(static_cast<std::uint8_t>(added != 0.0f ? 0 : n % 2 == 0 ? 1 : 1 + key % 255));
       if (kind == Kind::bits && added != 0.0f)
         to[key / 8] = static_cast<std::uint8_t>(to[key / 8] & ~(1 << (key % 8)));
     }
