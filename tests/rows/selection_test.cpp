@@ -31,13 +31,6 @@ std::vector<std::vector<Position>> lists_of(const oracle::Positions& positions) 
   return lists;
 }
 
-// One KV head's positions, by a SelectionWriter.
-void write(Selection& selection, std::initializer_list<Position> list, Index kv_len) {
-  SelectionWriter writer(selection, 1, 1, kv_len, std::ssize(list));
-  std::copy(list.begin(), list.end(), writer.row(0, 0).begin());
-  writer.commit();
-}
-
 // No sequence, no key.
 void expect_nothing(const Selection& selection) {
   EXPECT_EQ(selection.batch(), 0);
@@ -46,134 +39,104 @@ void expect_nothing(const Selection& selection) {
   EXPECT_EQ(selection.sum_of_counts(), 0);
 }
 
-// Lists of one length, of any, all keys and none: what each of them says of itself.
-TEST(Selection, HoldsThePositionsItWasMadeOf) {
-  expect_nothing(Selection());
-  Selection none, nothing_of_none;
-  none.select_none(2, 2, 7);
-  const oracle::Positions any = {{{0, 1, 2, 3, 6}, {}}, {{4}, {1, 2, 5}}},
-                          all = oracle::all_positions(2, 2, 7),
-                          no_keys = oracle::all_positions(2, 2, 0);
-  const struct {
-    Selection selection;
-    const oracle::Positions& lists;
-    bool is_all, spelled_out;
-  } table[] = {{to_selection(some, 7), some, false, true},
-               {Selection::from_lists(2, 2, 7, lists_of(any)), any, false, true},
-               {Selection::all(2, 2, 7), all, true, false},
-               {none, no_keys, false, false}};
-  for (const auto& [selection, lists, is_all, spelled_out] : table) {
-    SCOPED_TRACE(selection.sum_of_counts());
-    EXPECT_EQ(selection.batch(), 2);
-    EXPECT_EQ(selection.heads(), 2);
-    EXPECT_EQ(selection.kv_len(), 7);
-    EXPECT_EQ(selection.is_all(), is_all);
-    EXPECT_EQ(to_positions(selection), lists);
-    Index sum = 0, most = 0;
-    for (Index b = 0; b < 2; ++b)
-      for (Index head = 0; head < 2; ++head) {
-        const Index count = std::ssize(lists[uz(b)][uz(head)]);
-        EXPECT_EQ(selection.count(b, head), count);
-        EXPECT_EQ(std::ssize(selection.row(b, head)), spelled_out ? count : 0);
-        sum += count, most = std::max(most, count);
+// ---- as lists -----------------------------------------------------------------------------------
+
+// Lists of any lengths or of one, and at times all keys, or none: of few keys, so that two are often alike.
+struct Lists {
+  Index kv_len, count = -1;  // of each, if they are alike
+  oracle::Positions of;
+
+  explicit Lists(Random& random) : kv_len(random.one_of(0, 1, 3, 7)) {
+    const Index batch = 1 + random.below(2), heads = 1 + random.below(2);
+    if (random.seldom(2)) count = random.one_of(Index{0}, kv_len, random.below(kv_len + 1));
+    for (Index b = 0; b < batch; ++b)
+      for (Index head = 0; head < heads; ++head) {
+        if (head == 0) of.emplace_back();
+        std::vector<Index>& list = of.back().emplace_back(random.permutation(kv_len));
+        list.resize(uz(count >= 0 ? count : random.below(kv_len + 1)));
+        std::sort(list.begin(), list.end());
       }
-    EXPECT_EQ(selection.sum_of_counts(), sum);
-    EXPECT_EQ(selection.max_count(), most);
   }
-  // Of an empty past it is all and none.
-  nothing_of_none.select_none(2, 3, 0);
-  const Tensor3<Position> no_positions(2, 3, 0);
-  const Selection nothing(no_positions, 0);
-  EXPECT_EQ(nothing, Selection::all(2, 3, 0));
-  EXPECT_EQ(nothing, nothing_of_none);
-}
+  Index batch() const { return std::ssize(of); }
+  Index heads() const { return std::ssize(of[0]); }
+  bool operator==(const Lists& other) const { return kv_len == other.kv_len && of == other.of; }
 
-// ---- comparison ---------------------------------------------------------------------------------
-
-// By shape, length of the cache and every list; all of them, none of them and lists that spell it out are alike.
-TEST(Selection, EqualsAnotherOfTheSamePositions) {
-  auto other = some;
-  other[1][1] = {1, 2, 6};
-  Selection none;
-  none.select_none(1, 1, 7);
-  const auto of = [](const oracle::Positions& lists, Index kv_len) {
-    return Selection::from_lists(std::ssize(lists), std::ssize(lists[0]), kv_len, lists_of(lists));
-  };
-  const struct {
-    Selection a, b;
-    bool equal;
-  } table[] = {{to_selection(some, 7), to_selection(some, 7), true},
-               {to_selection(some, 7), to_selection(other, 7), false},
-               {to_selection(some, 7), to_selection(some, 8), false},
-               {Selection::all(1, 4, 7), Selection::all(2, 2, 7), false},
-               {Selection::all(2, 2, 7), Selection::all(2, 2, 8), false},
-               {none, Selection::all(1, 1, 7), false},
-               {none, of({{{}}}, 7), true},
-               {selection_of({0, 1, 2}, 3), Selection::all(1, 1, 3), true},
-               {of({{{0, 1, 2}, {0, 1, 2}}}, 3), Selection::all(1, 2, 3), true},
-               {of({{{0, 1, 2}, {0, 1}}}, 3), Selection::all(1, 2, 3), false},
-               {of({{{0, 1}, {3}}}, 7), of({{{0, 1}, {3}}}, 7), true},
-               {of({{{0, 1}, {3}}}, 7), of({{{0, 1}, {3, 4}}}, 7), false},
-               {of({{{0, 1}, {3}}}, 7), of({{{0}, {1, 3}}}, 7), false}};
-  for (const auto& row : table) {
-    SCOPED_TRACE(&row - table);
-    EXPECT_EQ(row.a == row.b, row.equal);
-    EXPECT_EQ(row.b == row.a, row.equal);
+  // In any way, in the memory of any other.
+  Selection made(Random& random, Selection before) const {
+    const Index way = random.below(4);
+    if (way == 0 && count == kv_len) return Selection::all(batch(), heads(), kv_len);
+    if (way == 1 && count == kv_len) return before.select_all(batch(), heads(), kv_len), before;
+    if (way == 1 && count == 0) return before.select_none(batch(), heads(), kv_len), before;
+    if (way == 2) return Selection::from_lists(batch(), heads(), kv_len, lists_of(of));
+    if (way == 3 && count >= 0) {
+      Tensor3<Position> positions(batch(), heads(), count);
+      const auto lists = lists_of(of);
+      for (Index i = 0; i < positions.size(); ++i)
+        positions.data()[i] = lists[uz(i / count)][uz(i % count)];
+      return Selection(positions, kv_len);
+    }
+    // Rows with less than their room, whose rest is not looked at; nothing of nothing until it is done.
+    const Index room = count >= 0 ? count : kv_len;
+    SelectionWriter writer(before, batch(), heads(), kv_len, room);
+    for (Index b = 0; b < batch(); ++b)
+      for (Index head = 0; head < heads(); ++head) {
+        const auto& list = of[uz(b)][uz(head)];
+        const std::span<Position> row = writer.row(b, head);
+        std::fill(row.begin(), row.end(), -9);
+        std::copy(list.begin(), list.end(), row.begin());
+        if (std::ssize(list) < room) writer.set_count(b, head, std::ssize(list));
+      }
+    expect_nothing(before);
+    writer.commit();
+    return before;
   }
+};
+
+// What it says of itself.
+void expect_holds(const Selection& selection, const Lists& lists) {
+  EXPECT_EQ(selection.batch(), lists.batch());
+  EXPECT_EQ(selection.heads(), lists.heads());
+  EXPECT_EQ(selection.kv_len(), lists.kv_len);
+  EXPECT_EQ(to_positions(selection), lists.of);
+  Index sum = 0, most = 0;
+  for (Index b = 0; b < lists.batch(); ++b)
+    for (Index head = 0; head < lists.heads(); ++head) {
+      const Index count = std::ssize(lists.of[uz(b)][uz(head)]);
+      EXPECT_EQ(selection.count(b, head), count);
+      EXPECT_EQ(std::ssize(selection.row(b, head)), selection.is_all() ? 0 : count);
+      EXPECT_TRUE(!selection.is_all() || count == lists.kv_len);
+      sum += count, most = std::max(most, count);
+    }
+  EXPECT_EQ(selection.sum_of_counts(), sum);
+  EXPECT_EQ(selection.max_count(), most);
 }
 
-// ---- reuse --------------------------------------------------------------------------------------
-
-TEST(Selection, ReusedIsAsNew) {
-  Selection selection = to_selection(some, 7);
-  selection.select_all(1, 1, 5);
-  EXPECT_EQ(selection, Selection::all(1, 1, 5));
-  write(selection, {3, 8}, 9);
-  EXPECT_EQ(selection, selection_of({3, 8}, 9));
-  selection.select_none(1, 1, 9);
-  Selection none;
-  none.select_none(1, 1, 9);
-  EXPECT_EQ(selection, none);
-}
-
-// Rows with less than their room, whose rest is not looked at.
-TEST(SelectionWriter, WritesRowsOfTheirOwnCounts) {
-  Selection selection;
-  SelectionWriter writer(selection, 1, 3, 9, 4);
-  writer.row(0, 0)[0] = 2, writer.row(0, 0)[1] = 5, writer.row(0, 0)[2] = -9;
-  writer.set_count(0, 0, 2);
-  writer.set_count(0, 1, 0);
-  for (Index i = 0; i < 4; ++i) writer.row(0, 2)[uz(i)] = static_cast<Position>(2 * i + 1);
-  writer.commit();
-  EXPECT_EQ(to_positions(selection), (oracle::Positions{{{2, 5}, {}, {1, 3, 5, 7}}}));
-}
-
-TEST(SelectionWriter, LeavesNothingOfNothingUntilCommit) {
-  Selection selection = to_selection(some, 7);
-  SelectionWriter writer(selection, 1, 1, 9, 1);
-  expect_nothing(selection);
-  writer.row(0, 0)[0] = 8;
-  expect_nothing(selection);
-  writer.commit();
-  EXPECT_EQ(selection, selection_of({8}, 9));
-}
-
-// ---- moved from ---------------------------------------------------------------------------------
-
-TEST(Selection, MovedFromIsNothingOfNothing) {
-  for (const Selection& before : {to_selection(some, 7), Selection::all(2, 2, 7)}) {
-    Selection first = before;
-    Selection constructed = std::move(first), assigned = Selection::all(3, 5, 999);
-    EXPECT_EQ(constructed, before);
-    expect_nothing(first);
+// However it was made and moved: a full list and "all" are equal.
+TEST(Selection, HoldsItsListsAndEqualsAnyOtherOfThem) {
+  expect_nothing(Selection());
+  EXPECT_TRUE(Selection::all(1, 1, 7).is_all());
+  for_each_draw(2000, [](Random& random) {
+    const Lists first(random), second(random);
+    Selection a = first.made(random, {});
+    expect_holds(a, first);
+    const Selection again = first.made(random, a), other = second.made(random, a);
+    expect_holds(again, first);
+    expect_holds(other, second);
+    EXPECT_TRUE(a == again && again == a);
+    EXPECT_EQ(a == other, first == second);
+    EXPECT_EQ(other == a, first == second);
+    Selection constructed = std::move(a), assigned = other;
+    expect_nothing(a);  // NOLINT: what was moved from may be used
     assigned = std::move(constructed);
-    EXPECT_EQ(assigned, before);
-    expect_nothing(constructed);
-    expect_refused([&] { constructed.require_shape(2, 2, 7); }, {"batch", 0, 2});
-  }
+    expect_nothing(constructed);  // NOLINT
+    expect_holds(assigned, first);
+  });
 }
 
 TEST(Selection, RequiresItsShape) {
+  Selection moved_from = to_selection(some, 7);
+  (void)Selection(std::move(moved_from));
+  expect_refused([&] { moved_from.require_shape(2, 2, 7); }, {"batch", 0, 2});  // NOLINT
   for (const Selection& selection : {to_selection(some, 7), Selection::all(2, 2, 7)}) {
     EXPECT_NO_THROW(selection.require_shape(2, 2, 7));
     expect_refused([&] { selection.require_shape(1, 2, 7); }, {"batch", 2, 1});
@@ -241,7 +204,9 @@ TEST(Selection, RefusesListsThatAreNoneAndLeavesNothing) {
                           std::initializer_list<Fragment> both) {
     expect_refused([&] { (void)selection_of(bad, 7); }, both);
     for (Selection selection : {Selection(), to_selection(some, 7), Selection::all(1, 1, 7)}) {
-      expect_refused([&] { write(selection, bad, 7); }, both);
+      SelectionWriter writer(selection, 1, 1, 7, std::ssize(bad));
+      std::copy(bad.begin(), bad.end(), writer.row(0, 0).begin());
+      expect_refused([&] { writer.commit(); }, both);
       expect_nothing(selection);
       EXPECT_EQ(selection, Selection());
     }
