@@ -14,8 +14,6 @@ using quoka::Arithmetic;
 using quoka::Format;
 using quoka::detail::kernel_sizes;  // of the instructions in use
 
-constexpr Index section_keys = Index{1} << 16;  // KeySets::section_keys, which tests do not compile
-
 // ---- what is drawn --------------------------------------------------------------------------------
 
 // Of a list: around a block, and around as many parts as there may be.
@@ -26,17 +24,11 @@ Index count_of_list(Random& random, Index kv_len) {
                                     tuning::max_parts * tuning::part_blocks * block + near);
   return std::clamp<Index>(count, 0, kv_len);
 }
-std::vector<Index> some_keys(Random& random, Index kv_len, Index count) {
-  std::vector<Index> list = random.permutation(kv_len);
-  list.resize(uz(count));
-  std::sort(list.begin(), list.end());
-  return list;
-}
 
 struct AttentionDraw {
   AttentionCase& c;
   Random &random, &data;  // of choices, and of the many numbers
-  bool long_lists = false, sections = false;
+  bool long_lists = false;
 
   bool seldom(Index n) { return random.seldom(n); }
   auto one_of(auto... x) { return random.one_of(x...); }
@@ -106,12 +98,6 @@ struct AttentionDraw {
     if (seldom(60)) {
       s.batch = s.kv_heads = 1, group = 16 * kernel_sizes().panel_rows + 2;
       s.q_len = 3, s.kv_len = random.below(100), s.head_dim = s.v_dim = 1 + random.below(40);
-    }
-    // Lists of each query, over more keys than have their bits read at once.
-    sections = seldom(120);
-    if (sections) {
-      s.batch = s.kv_heads = group = 1, s.q_len = 2, s.head_dim = s.v_dim = 1 + random.below(4);
-      s.kv_len = 2 * section_keys + random.below(900);
     }
     while (pairs() > 300'000 && group > 1) group /= 2;
     if (pairs() > 300'000 && !long_lists) s.kv_heads = 1;
@@ -253,7 +239,7 @@ struct AttentionDraw {
 
   void lists() {
     const Shape& s = c.shape_;
-    if (s.kv_len == 0 || sections || !(long_lists || seldom(3))) return;
+    if (s.kv_len == 0 || !(long_lists || seldom(3))) return;
     const bool alike = seldom(2);
     const Index heads = seldom(3) ? s.q_heads : s.kv_heads;
     const Index count = count_of_list(random, s.kv_len);
@@ -261,7 +247,7 @@ struct AttentionDraw {
       c.lists_.emplace_back();
       for (Index head = 0; head < heads; ++head)
         c.lists_.back().push_back(
-            some_keys(data, s.kv_len, alike ? count : count_of_list(random, s.kv_len)));
+            data.some_of(s.kv_len, alike ? count : count_of_list(random, s.kv_len)));
     }
     c.keep_ = to_selection(c.lists_, s.kv_len);
   }
@@ -270,7 +256,7 @@ struct AttentionDraw {
   void own_lists() {
     const Shape& s = c.shape_;
     const Index keys = c.keys();
-    if (c.has_selection() || !(sections || seldom(3))) return;
+    if (c.has_selection() || !seldom(3)) return;
     const Index batch = seldom(2) ? s.batch : 1, heads = seldom(2) ? s.kv_heads : 1;
     if (batch * heads * s.q_len * keys > 2'000'000) return;
     const Index block = one_of(Index{1}, 1, 1, 1, 2, 7, 16, 64, 128);
@@ -748,7 +734,7 @@ void AttentionCase::select_otherwise_beside(Index list, Random& random) {
     for (Index other = 0; other < std::ssize(lists); ++other) {
       if (other == list) continue;
       const Index count = count_of_list(random, shape_.kv_len);
-      lists[uz(other)] = some_keys(random, shape_.kv_len, count);
+      lists[uz(other)] = random.some_of(shape_.kv_len, count);
     }
   keep_ = to_selection(lists_, shape_.kv_len);
 }
