@@ -151,17 +151,6 @@ std::byte* StoredRows::row(Index b, Index head, Index i) {
   return const_cast<std::byte*>(rows_.row(b, head, i));
 }
 
-bool StoredRows::is_untouched_beside_rows() const {
-  std::vector<std::byte> all(memory_.begin(), memory_.end());
-  for_each_row([&](Index b, Index head, Index i) {
-    std::byte* const at = all.data() + (rows_.row(b, head, i) - memory_.begin());
-    const Index bytes = element_ > 0 ? element_ : format_->row_bytes(rows_.shape(head)),
-                runs = element_ > 0 ? rows_.dim() : 1;
-    for (Index c = 0; c < runs; ++c) std::fill_n(at + c * channel_step_, bytes, std::byte{0xff});
-  });
-  return std::count(all.begin(), all.end(), std::byte{0xff}) == std::ssize(all);
-}
-
 // And reads them back, as the format holds them.
 void StoredRows::write(Index b, Index head, Index i, const float* values) {
   std::byte* const to = row(b, head, i);

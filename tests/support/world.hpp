@@ -53,8 +53,6 @@ class StoredRows {
   const Rows& pool() const { return pool_; }
   Index pool_rows() const { return pool_.batch() * pool_.len(); }
   Index pool_row(Index i) const { return rows_.mapped() ? rows_.pool_row(i) : first_row_ + i; }
-  // Does all memory beside the rows hold what it held at first?
-  bool is_untouched_beside_rows() const;
 
   // Row i becomes all NaN, or what 0xff is.
   void ruin(Index b, Index head, Index i);
