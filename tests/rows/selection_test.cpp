@@ -52,9 +52,7 @@ struct Lists {
     for (Index b = 0; b < batch; ++b)
       for (Index head = 0; head < heads; ++head) {
         if (head == 0) of.emplace_back();
-        std::vector<Index>& list = of.back().emplace_back(random.permutation(kv_len));
-        list.resize(uz(count >= 0 ? count : random.below(kv_len + 1)));
-        std::sort(list.begin(), list.end());
+        of.back().push_back(random.some_of(kv_len, count >= 0 ? count : random.below(kv_len + 1)));
       }
   }
   Index batch() const { return std::ssize(of); }
@@ -236,10 +234,8 @@ TEST(Gather, TakesTheSelectedRows) {
       Index most = 0;
       for (auto& heads : lists)
         for (int head = 0; head < 3; ++head) {
-          std::vector<Index>& list = heads.emplace_back(random.permutation(kv_len));
-          list.resize(uz(random.below(4) == 0 ? kv_len : random.below(kv_len + 1)));
-          std::sort(list.begin(), list.end());
-          most = std::max(most, std::ssize(list));
+          const Index count = random.seldom(4) ? kv_len : random.below(kv_len + 1);
+          heads.push_back(random.some_of(kv_len, count)), most = std::max(most, count);
         }
       Tensor4<T> expected(2, 3, most, dim);
       expected.setConstant(stored<T>(0.0));

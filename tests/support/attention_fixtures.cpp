@@ -14,11 +14,7 @@ const double noise = automatic_is_float ? 4e-6 : 1e-4;
 Selection random_selection(Random& random, Index batch, Index kv_heads, Index kv_len, Index count) {
   oracle::Positions lists = oracle::all_positions(batch, kv_heads, 0);
   for (auto& heads : lists)
-    for (auto& list : heads) {
-      list = random.permutation(kv_len);
-      list.resize(uz(count));
-      std::sort(list.begin(), list.end());
-    }
+    for (auto& list : heads) list = random.some_of(kv_len, count);
   return to_selection(lists, kv_len);
 }
 

@@ -74,6 +74,13 @@ std::vector<Index> Random::permutation(Index n) {
   return order;
 }
 
+std::vector<Index> Random::some_of(Index n, Index count) {
+  std::vector<Index> some = permutation(n);
+  some.resize(uz(count));
+  std::sort(some.begin(), some.end());
+  return some;
+}
+
 namespace {
 
 const ::testing::TestPartResultArray* quiet_results =

@@ -156,6 +156,8 @@ class Random {
   Tensor3<float> scores(Index batch, Index heads, Index len);
   // 0..n-1 in some order.
   std::vector<Index> permutation(Index n);
+  // `count` of them, ascending.
+  std::vector<Index> some_of(Index n, Index count);
   Index drawn() const { return drawn_; }
 
  private:
