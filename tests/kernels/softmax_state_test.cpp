@@ -123,22 +123,6 @@ TEST(SoftmaxState, MergesThatAreExact) {
   for (const float max : {-infinity, 2.0f}) EXPECT_TRUE(std::isnan((Row{max, 1.0f}.weight(nan))));
 }
 
-// A part is multiplied by the exponential of its distance.
-TEST(SoftmaxState, FactorsAreExponentials) {
-  for (float below = 0.0f; below < 69.0f; below += 0.37f) {
-    const double error = static_cast<double>(simd::exp_max_error + below * simd::exp_error_per_x);
-    const float low = 4.0f - below;
-    const double factor = std::exp(static_cast<double>(low) - 4.0);
-    Row rises{low, 3.0f}, stays{4.0f, 5.0f};
-    EXPECT_NEAR(rises.merge({4.0f, 5.0f}).self / factor, 1.0, error) << below;
-    EXPECT_NEAR(stays.merge({low, 3.0f}).other / factor, 1.0, error) << below;
-    for (const Row& merged : {rises, stays}) {
-      EXPECT_EQ(merged.max, 4.0f);
-      EXPECT_NEAR(merged.sum / (5 + 3 * factor), 1.0, error + 0x1p-23) << below;
-    }
-  }
-}
-
 // Logits of any size, masked ones and a NaN among them, in blocks of any length, by parts that are merged in any order:
 // the maximum is exact, each of n weights is off by exp_max_error and an addition by 2^-24, relative to the running sum,
 // and a raise or a merge multiplies once more by a factor as exact as a weight.

@@ -229,60 +229,53 @@ concept HasAView = requires(T&& x) {
 };
 static_assert(HasAView<Tensor4<float>&> && !HasAView<Tensor4<float>>);
 
-// Token by token, the heads of each side by side; one head row after row; pages one after the other, and lists of them row
-// after row.
+// Row after row of one head; of several token by token, or page by page where a page holds one head's rows after the
+// other's. Any number of rows at a time, and null past the end; also of a list of rows.
 TEST(View, AWalkGoesInTheOrderOfMemory) {
-  Random random(13);
-  const StoredRows cache(random.tensor<float>(3, 3, 4, 5), quoka::format_of<Element>(),
-                         StoredRows::Layout::tokens, random);
-  const Rows& rows = cache.rows();
-  const std::vector<Position> table{2, 0}, cells{5, 1, 6};
-  const Rows paged = quoka::paged(rows, table, 7);
-  const quoka::HeadRows of_list = paged.head(0, 1).gathered(cells.data());
   using Found = std::vector<quoka::ConstRow>;
-  Found by_tokens, by_rows, by_pages, listed, tokens_of_pages;
-  for (const Index i : {1, 2, 3})
-    for (const Index head : {1, 2}) by_tokens.push_back(rows.row(0, head, i));
-  for (const Index i : {1, 2, 3}) by_rows.push_back(rows.row(0, 2, i));
-  for (const Index i : {1, 2, 3}) by_pages.push_back(rows.row(2, 1, i));
-  for (const Index i : {0, 1, 2}) by_pages.push_back(rows.row(0, 1, i));
-  for (const Position i : cells) listed.push_back(paged.row(0, 1, i));
-  for (const Index i : {2, 3, 4})
-    for (const Index head : {1, 2}) tokens_of_pages.push_back(paged.row(0, head, i));
-  const std::vector<Position> some{3, 0, 2};
-  for (const auto& [all, list] : {std::pair{paged.head(0, 1), &cells}, {rows.head(0, 2), &some}}) {
-    const quoka::HeadRows finder = all.gathered(list->data());
-    for (Index i = 0; i < 3; ++i) EXPECT_EQ(finder[i], all[(*list)[uz(i)]]);
-    EXPECT_EQ(finder.from(2)[0], all[(*list)[2]]);
-    Found last_two(2);
-    finder.find(1, 2, last_two.data());
-    EXPECT_EQ(last_two, (Found{all[(*list)[1]], all[(*list)[2]]}));
-  }
-  const auto walk_of = [](const Rows& x, Index head, Index heads, Index begin, Index end) {
-    return quoka::RowWalk(x.head(0, head), begin, end, heads, x.strides()[1]);
-  };
-  const std::pair<quoka::RowWalk, Found> walks[] = {
-      {walk_of(rows, 1, 2, 1, 4), by_tokens},
-      {walk_of(rows, 2, 1, 1, 4), by_rows},
-      {walk_of(paged, 1, 1, 1, 7), by_pages},
-      {walk_of(paged.slice(1, 6), 1, 1, 0, 6), by_pages},
-      {walk_of(paged.gathered(cells), 1, 1, 0, 3), listed},
-      {{of_list, 0, 3}, listed},
-      {walk_of(paged, 1, 2, 2, 5), tokens_of_pages}};
-  for (const std::size_t piece : {1, 2, 3, 5, 16})  // rows at a time, and two past the end
-    for (const auto& [from, expected] : walks) {
-      quoka::RowWalk walk = from;
+  for_each_draw(600, [](Random& random) {
+    using enum StoredRows::Layout;
+    const StoredRows::Layout layout = random.one_of(StoredRows::layouts);
+    const Index heads = 1 + random.below(3), len = 1 + random.below(40),
+                skipped = random.seldom(2) ? random.below(30) : 0;
+    const StoredRows stored(random.tensor<float>(1, heads, skipped + len, 5),
+                            *every_format()[uz(random.below(written_formats))], layout, random);
+    const Rows rows = stored.rows().slice(skipped, len);
+    const bool are_together = layout == tokens || layout == pages || layout == list_of_pages;
+    EXPECT_EQ(rows.heads_side_by_side(), heads > 1 && are_together);
+    const Index first = random.below(heads), some = 1 + random.below(heads - first),
+                begin = random.below(len), end = begin + random.below(len - begin + 1);
+    const auto expect_walk = [&](quoka::RowWalk walk, const Found& expected) {
       Found found(expected.size() + 2, rows.row(0, 0, 0));
-      for (std::size_t i = 0; i < found.size(); i += piece)
-        walk.take(static_cast<Index>(std::min(piece, found.size() - i)), found.data() + i);
+      const auto count = std::ssize(found), piece = 1 + random.below(16);
+      for (Index i = 0; i < count; i += piece)
+        walk.take(std::min(piece, count - i), found.data() + i);
       EXPECT_TRUE(found[expected.size()] == nullptr && found[expected.size() + 1] == nullptr);
       found.resize(expected.size());
       EXPECT_EQ(found, expected);
+    };
+    // Where heads take turns.
+    const Index page =
+        layout == pages && rows.strides()[1] > rows.strides()[2] ? rows.pool_sizes()[2] : 1;
+    Found walked, listed;
+    for (Index at = begin, turn_end; at < end; at = turn_end) {
+      turn_end = std::min(end, at + page - rows.pool_row(at) % page);
+      for (Index head = first; head < first + some; ++head)
+        for (Index i = at; i < turn_end; ++i) walked.push_back(rows.row(0, head, i));
     }
-  const auto pool = random.tensor<Element>(3, 3, 4, 5);
-  EXPECT_TRUE(rows.heads_side_by_side());
-  EXPECT_FALSE(Rows(pool).heads_side_by_side());
-  EXPECT_TRUE(quoka::paged(Rows(pool), table, 7).heads_side_by_side());
+    const quoka::HeadRows head = rows.head(0, first);
+    expect_walk(quoka::RowWalk(head, begin, end, some, rows.strides()[1]), walked);
+    std::vector<Position> order;
+    for (const Index i : random.permutation(len)) order.push_back(static_cast<Position>(i));
+    const quoka::HeadRows finder = head.gathered(order.data());
+    for (Index i = begin; i < end; ++i) listed.push_back(head[order[uz(i)]]);
+    Found together(listed.size());
+    finder.find(begin, end - begin, together.data());
+    EXPECT_EQ(together, listed);
+    for (Index i = begin; i < end; ++i)
+      EXPECT_EQ(finder.from(begin)[i - begin], listed[uz(i - begin)]);
+    expect_walk(quoka::RowWalk(finder, begin, end), listed);
+  });
 }
 
 // ---- do two views share memory? -----------------------------------------------------------------
