@@ -184,7 +184,8 @@ struct Parts {
     Selection keep;
     for (Index begin = 0, n = 0; begin < q.len(); begin += n) {
       n = q.len() - begin;
-      if (draw.options.causal) n = std::min(n, quoka::most_queries_of(selector));
+      if (draw.options.causal && std::is_same_v<S, quoka::MassSelector>)
+        n = std::min<Index>(n, 128);
       const Rows some_q = q.slice(begin, n), some_k = k.slice(begin, n), some_v = v.slice(begin, n);
       quoka::AttentionOutput to(out.out.slice(begin, n));
       if (!out.lse_nat.absent()) to.lse_nat = out.lse_nat.slice(begin, n);
