@@ -161,6 +161,17 @@ TEST(MassRule, IsTheOraclesForDrawnCases) {
   });
 }
 
+// Every eighth share is large: of such a sample fewer reach the k-th than in truth.
+TEST(MassSelection, KeepsAsManyWhereASampleOfSharesIsNotFair) {
+  Random random(713);
+  MassData data(
+      {.q_heads = 1, .kv_heads = 1, .q_len = 1, .kv_len = 8192, .chunk = false, .loud = 1}, random);
+  for (Index t = 0; t < 8192; t += 8) data.k.chip(t, 2) = data.q.chip(0, 2);
+  MassOptions options = MassOptions::recommended(Budget::keys(2000));
+  options.kernel_size = 1, options.sketch = Sketch::off;
+  expect_rule(data, options);
+}
+
 // Equal keys have equal shares: of those at the threshold the lower heads' stay, and of a head's the earlier ones.
 TEST(MassSelection, TiesGoToLowerHeadsAndEarlierKeys) {
   MassCase shape{.q_heads = 4, .kv_heads = 2, .q_len = 64, .kv_len = 200};
