@@ -177,18 +177,6 @@ TEST_F(Allocation, NoneInASteadyState) {
   EXPECT_GT(began_to_select, 2);
 }
 
-// Without codes, by chunks of 6 tokens, from the first one on: 24 rows for each KV head, which select from 4 * 37 keys on.
-TEST_F(Allocation, NoneWhereShortChunksBeginToSelect) {
-  quoka::MassOptions options = quoka::MassOptions::balanced(Budget::keys(37));
-  options.sketch = quoka::Sketch::off;
-  Random random(12);
-  Loop<MassSelector> loop(random, 6, options, 1024);
-  loop.run(10);
-  EXPECT_TRUE(loop.layer.selection().is_all());
-  loop.expect_none(40);
-  EXPECT_EQ(loop.layer.selection().sum_of_counts(), 37 * loop.layer.selection().heads());
-}
-
 // A decode loop of any method over a reserved cache, with a budget that stays or grows.
 TEST_F(Allocation, NoneInADecodeLoopOfAnySelector) {
   Random random(14);
@@ -203,17 +191,6 @@ TEST_F(Allocation, NoneInADecodeLoopOfAnySelector) {
       loop.expect_none(400);
     }
   });
-}
-
-// Chunks of 6 tokens that keep more and more keys: from some 384 on a head's are cut into parts, where there are several
-// workers.
-TEST_F(Allocation, NoneWhereSelectionsGrowIntoParts) {
-  Random random(13);
-  Loop<QuokaSelector> loop(random, 6, {.budget = Budget::share(0.6)}, 1024, 550);
-  loop.run(3, AsWorker{0});
-  EXPECT_LE(loop.layer.selection().max_count(), 350);
-  loop.expect_none(70, AsWorker{0});
-  EXPECT_GE(loop.layer.selection().max_count(), 560);
 }
 
 // ---- attention ----------------------------------------------------------------------------------

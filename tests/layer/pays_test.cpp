@@ -78,13 +78,10 @@ TEST(WhereSelectingPays, IsWhatWasMeasured) {
     }
 }
 
-// An int8 chunk selected half of 8,192 keys in 52 ms, where all of them take 45.
-TEST(WhereSelectingPays, ForFewerKeysInInt8) {
-  EXPECT_TRUE(pays(4, 128, true, 2));
-  EXPECT_FALSE(pays(4, 128, true, 2, true));
-  EXPECT_TRUE(pays(4, 128, true, 4, true)) << "37 ms against 46";
-  EXPECT_FALSE(pays(4, 32, true, 4, true)) << "20 ms against 17";
-  EXPECT_FALSE(pays(4, 128, false, 8, true)) << "55 ms against 46";
+// Measured beside these: milliseconds of selecting and attending against those of attention to all keys, in int8.
+TEST(WhereSelectingPays, NotForTheseOfInt8) {
+  EXPECT_FALSE(pays(4, 32, true, 4, true)) << "20 against 17";
+  EXPECT_FALSE(pays(4, 128, false, 8, true)) << "55 against 46";
 }
 
 // In the ranges that each line names, for groups of 1, 3, 4 and 8 query heads.
