@@ -5,6 +5,7 @@
 #include "support/fixtures.hpp"
 
 #include <set>
+#include <utility>
 
 namespace {
 
@@ -22,6 +23,13 @@ std::set<Index> looked_up(Index len, Index heads, Index calls, std::uint64_t fir
       for (Index i = 0; i < at.count(); ++i) rows.insert(at(head, i));
   }
   return rows;
+}
+
+// The most keys side by side that none of these rows is, before the last of them.
+Index longest_run_beside(const std::set<Index>& rows) {
+  Index before = -1, longest = 0;
+  for (const Index row : rows) longest = std::max(longest, row - std::exchange(before, row) - 1);
+  return longest;
 }
 
 TEST(LookUps, AreOfTheNewestTheOldestAndOthersInEveryCall) {
@@ -50,10 +58,8 @@ TEST(LookUps, FindARunOfKeysInTheFirstCall) {
   for (const Index len : {300, 4096, 100000})
     for (const Index heads : {1, 2, 3, 8, 16, 40})
       for (const std::uint64_t turn : {0, 1, 7, 100, 54321}) {
-        const std::set<Index> rows = looked_up(len, heads, 1, turn);
-        Index before = -1, longest = 0;
-        for (const Index row : rows) longest = std::max(longest, row - before - 1), before = row;
-        EXPECT_LT(longest, len / 46 + 1) << len << " keys, " << heads << " heads";
+        EXPECT_LT(longest_run_beside(looked_up(len, heads, 1, turn)), len / 46 + 1)
+            << len << " keys, " << heads << " heads";
       }
 }
 TEST(LookUps, FindAShareOfTheKeysInSoManyCallsAndEachKeyInTime) {
@@ -63,27 +69,10 @@ TEST(LookUps, FindAShareOfTheKeysInSoManyCallsAndEachKeyInTime) {
         return static_cast<Index>(std::ceil(1.9 / (64 * share)));
       };
       const double share = 1.0 / 200;
-      const std::set<Index> rows = looked_up(len, heads, calls(share), 12);
-      Index before = -1, longest = 0;
-      for (const Index row : rows) longest = std::max(longest, row - before - 1), before = row;
-      EXPECT_LT(longest, static_cast<Index>(share * static_cast<double>(len)) + 1);
+      EXPECT_LT(longest_run_beside(looked_up(len, heads, calls(share), 12)),
+                static_cast<Index>(share * static_cast<double>(len)) + 1);
       EXPECT_EQ(std::ssize(looked_up(len, heads, calls(1.0 / static_cast<double>(len)), 5)), len);
     }
-}
-TEST(LookUps, FindScatteredKeysAsOftenAsIsSaid) {
-  Random random(600);
-  for (const auto& [share, expected] : {std::pair{0.01, 0.47}, {0.05, 0.96}}) {
-    int found = 0;
-    const int trials = 2000;
-    for (int trial = 0; trial < trials; ++trial) {
-      const LookUps at(10000, 8, static_cast<std::uint64_t>(trial));
-      bool any = false;
-      for (Index head = 0; head < 8; ++head)
-        for (Index i = 2; i < at.count(); ++i) any = any || random.uniform() < share;
-      found += any ? 1 : 0;
-    }
-    EXPECT_NEAR(found / static_cast<double>(trials), expected, 0.04);
-  }
 }
 
 }  // namespace
