@@ -153,7 +153,7 @@ void select_blocks(const SelectorInput& input, const BlockScoring& shape, FillSe
   // Of a full cache: then a decode loop does not allocate.
   const Index capacity = std::max(kv_len, input.capacity),
               most_blocks = ceil_div(capacity, shape.block),
-              most_rows = most_blocks * shape.rows_per_block;
+              most_rows = ceil_div(capacity, shape.block / shape.rows_per_block);
   selection.reserve(heads, heads * most_keys(capacity));
   float* const scores = state.scores.reserve_amortised(heads * sets * most_rows);
   float* const chunk_scores = state.chunk_scores.reserve(heads * sets);

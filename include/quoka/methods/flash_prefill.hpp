@@ -55,9 +55,9 @@ class FlashPrefillScorer : public ScorerDefaults {
 
   using State = detail::BlockState;  // keeps the mean key of each block
 
-  // Throws std::invalid_argument for a block < 1 and a `relative` outside [0, 1].
+  // Throws std::invalid_argument for a block outside [1, max_keys] and a `relative` outside [0, 1].
   explicit FlashPrefillScorer(const Options& options = {}) : options_(options) {
-    detail::require_at_least("block", options.block, 1);
+    detail::require_size("block", options.block, 1);
     detail::require_threshold("relative", options.relative);
   }
 

@@ -44,9 +44,9 @@ class QuestScorer : public ScorerDefaults {
     Arenas workers;
   };
 
-  // Throws std::invalid_argument for a page < 1.
+  // Throws std::invalid_argument for a page outside [1, max_keys].
   explicit QuestScorer(const Options& options = {}) : options_(options) {
-    detail::require_at_least("page", options.page, 1);
+    detail::require_size("page", options.page, 1);
   }
 
   // The scores are bounds on attention's logits, and use its scale.

@@ -56,10 +56,11 @@ class XAttentionScorer : public ScorerDefaults {
     RowReader reader;
   };
 
-  // Throws std::invalid_argument for a stride < 1, a block that is not a multiple of it, and a mass
-  // outside [0, 1].
+  // Throws std::invalid_argument for a stride or a block outside [1, max_keys], a block that is not
+  // a multiple of the stride, and a mass outside [0, 1].
   explicit XAttentionScorer(const Options& options = {}) : options_(options) {
-    detail::require_at_least("stride", options.stride, 1);
+    detail::require_size("stride", options.stride, 1);
+    detail::require_size("block", options.block, 1);
     detail::require_multiple("block", options.block, "stride", options.stride);
     detail::require_threshold("mass", options.mass);
   }
