@@ -223,6 +223,9 @@ TEST(RowStore, ForgetsRowsWithTheirShapeAlone) {
     EXPECT_EQ((std::array{rows.batch(), rows.heads(), rows.dim()}), other);
     rows.reshape(shape[0], shape[1], shape[2]);
   }
+  quoka::RowStore<float> beyond_index(Index{1} << 40, Index{1} << 40, 1);
+  EXPECT_THROW(beyond_index.resize(1), std::bad_alloc);
+  EXPECT_EQ(beyond_index.len(), 0);
   quoka::RowStore<float> none;
   none.resize(5);
   EXPECT_TRUE(none.len() == 5 && none.dim() == 0);

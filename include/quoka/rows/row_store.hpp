@@ -48,10 +48,11 @@ class RowStore {
   [[gnu::noinline]] void reserve(Index capacity) {
     detail::require_at_least("capacity", capacity, 0);
     if (capacity <= capacity_) return;
-    const Index per_row = std::max<Index>(1, batch_ * heads_ * dim_);
-    if (capacity > std::numeric_limits<Index>::max() / per_row) throw std::bad_alloc();
+    Index size = capacity;
+    for (const Index factor : {batch_, heads_, dim_})
+      if (__builtin_mul_overflow(size, factor, &size)) throw std::bad_alloc();
     Buffer<T> data;
-    data.reserve(capacity * per_row);
+    data.reserve(std::max<Index>(size, 1));
     for (Index head = 0; head < batch_ * heads_; ++head)
       std::copy_n(data_.data() + head * capacity_ * dim_, len_ * dim_,
                   data.data() + head * capacity * dim_);
