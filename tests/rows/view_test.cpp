@@ -375,7 +375,9 @@ TEST(RowsOfHeads, ThatAreRepeatedAreStoredOnce) {
   const std::vector<quoka::Position> even{0, 2, 4}, odd{1, 3};
   EXPECT_TRUE(quoka::detail::share_no_rows(all.gathered(even), stored.gathered(odd)));
   EXPECT_TRUE(quoka::detail::share_no_rows(all.gathered(even), Rows(behind)));
+  const Rows between_elements(stored.data(), stored.format(), {1, 2, 5, 4}, {0, 80, 18});
   expect_all_refused({{[&] { (void)all.typed<float>(); }, {"repeated", 3, 1}},
+                      {[&] { (void)between_elements.typed<float>(); }, {"stride", 18, 4}},
                       {[&] { (void)all.some_heads(0, 2); }, {"repeated", 3, 1}},
                       {[&] { (void)quoka::Mask(all); }, {"repeated", 3, 1}},
                       {[&] { (void)all.repeated_heads(0); }, {"repeated", 0, 1}}});

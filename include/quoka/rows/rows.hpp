@@ -290,17 +290,21 @@ class BasicRows : public RowsLayout {
             .shape = shape(head)};
   }
 
-  // As a view of T. Throws std::invalid_argument where they are of another format, mapped, or of
-  // repeated heads.
+  // As a view of T. Throws std::invalid_argument where they are of another format, mapped, of
+  // repeated heads, or lie a part of an element apart.
   template <Storage T>
   TensorView<const T> typed() const requires(!writes) {
     if (format_ != &format_of<T>()) fail_type(format_of<T>().name);
     if (mapped()) detail::fail_because("rows in pages, or of a list, have no strides");
     require_head_strides();
-    const auto elements = [](Index step) { return step / static_cast<Index>(sizeof(T)); };
-    return {reinterpret_cast<const T*>(data_),
-            sizes_,
-            {elements(strides_[0]), elements(strides_[1]), elements(strides_[2]), 1}};
+    constexpr auto size = static_cast<Index>(sizeof(T));
+    const auto elements = [this](std::size_t axis) {
+      if (sizes_[axis] > 1 && strides_[axis] % size != 0)
+        detail::fail("a stride in bytes", strides_[axis], "but must be a multiple of",
+                     "an element's bytes", size);
+      return strides_[axis] / size;
+    };
+    return {reinterpret_cast<const T*>(data_), sizes_, {elements(0), elements(1), elements(2), 1}};
   }
   // The rows [begin, begin + count) of each head. Throws std::invalid_argument beyond the end.
   BasicRows slice(Index begin, Index count) const {
