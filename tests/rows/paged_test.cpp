@@ -99,8 +99,8 @@ TEST(PagedChunks, ThatShareARowWithThePastAreRefused) {
   int refused = 0, accepted = 0;
   const bool complete = for_each_draw(400, [&](Random& random) {
     const bool slots = random.below(8) == 0;  // more rows than are compared at a time
-    const Index pages = slots ? 1500 : 8, page = slots ? 1 : 16, dim = 4, q_len = slots ? 600 : 4,
-                heads = 2;
+    const Index pages = slots ? 1500 : 8, page = slots ? 1 : 16, dim = 4,
+                q_len = slots ? 600 : random.one_of(1, 4), heads = 2;
     const auto memory = random.tensor<float>(pages, heads, page, dim);
     const Index step = heads * page * dim;
     List tables[4];
