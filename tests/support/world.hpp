@@ -115,7 +115,7 @@ class StoredLists {
   // Once all are set: room for some more entries than the longest list has, padded or counted.
   void store(Random& random);
   quoka::IndexLists lists() const;
-  quoka::IndexLists sequence(Index b) const { return lists().sequence(batch_ > 1 ? b : 0); }
+  quoka::IndexLists sequence(Index b) const { return lists().sequence(b); }
   // The same lists in another order and in other memory, with some entries repeated.
   void store_otherwise(Random& random);
   // For KV heads and sequences as a call has them.
