@@ -274,10 +274,10 @@ inline KthLargest kth_of_lists(const ListShares& x, Index begin, Index k, Execut
   return {-infinity, 0};
 }
 
-// Exactly k pairs stay; all where there are no more.
+// Exactly k pairs stay, of at least as many.
 inline void cut_lists(const ListShares& x, Index begin, Index k, ExecutorRef executor) {
-  if (k <= 0 || k >= x.candidates() * x.lists) {
-    count_lists(x, begin, k <= 0 ? infinity : -infinity, executor);
+  if (k == 0) {
+    count_lists(x, begin, infinity, executor);
     return;
   }
   const KthLargest kth = kth_of_lists(x, begin, k, executor);
