@@ -10,11 +10,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -176,6 +178,11 @@ TEST(Cpu, IsSeenAsTheCompilerSeesIt) {
   __builtin_cpu_init();
 #define QUOKA_COMPARE(name) EXPECT_EQ(cpu_has(name), __builtin_cpu_supports(name) != 0) << name
   QUOKA_COMPARE("ssse3");
+  QUOKA_COMPARE("sse4.1");
+  QUOKA_COMPARE("avx");
+  QUOKA_COMPARE("avx512vbmi");
+  QUOKA_COMPARE("avx512bitalg");
+  QUOKA_COMPARE("avx512vpopcntdq");
   QUOKA_COMPARE("sse4.2");
   QUOKA_COMPARE("popcnt");
   QUOKA_COMPARE("fma");
@@ -208,5 +215,44 @@ TEST(Isa, IsTheOnlyLevelOfALibraryThatHasOne) {
   quoka::use_isa(quoka::isa());
   EXPECT_THROW(quoka::use_isa(std::string(quoka::isa()) + "x"), std::invalid_argument);
 }
+
+#if defined(__x86_64__) && defined(__GNUC__)
+// A processor that lacks any feature of a build cannot run it; of those that it runs, the one that uses most counts most.
+TEST(Isa, NamesWhatAProcessorMustHave) {
+  static std::string_view lacking;
+  const std::vector<std::string_view> all{
+      "ssse3",    "sse4.1",   "sse4.2",     "avx",        "avx2",           "fma",
+      "f16c",     "bmi",      "avx512f",    "avx512dq",   "avx512bw",       "avx512vl",
+      "avxvnni",  "amx-tile", "avx512vnni", "avx512bf16", "avx512vbmi",     "avx512bitalg",
+      "amx-bf16", "amx-int8", "avx512cd",   "bmi2",       "avx512vpopcntdq"};
+  const struct {
+    const char* isa;
+    std::vector<std::string_view> needs;
+  } builds[] = {
+      {"sse2", {}},
+      {"sse4", {"sse4.1"}},
+      {"avx_fma", {"avx", "fma"}},
+      {"avx2_fma_f16c", {"avx2", "fma", "f16c"}},
+      {"avx2_fma_f16c_vnni", {"avx2", "fma", "f16c", "avxvnni"}},
+      {"avx512_fma_f16c_vnni_bf16",
+       {"avx512f", "avx512dq", "avx512bw", "avx512vl", "fma", "f16c", "avx512vnni", "avx512bf16"}},
+      {"avx512_fma_f16c_vnni_bf16_amx_vbmi",
+       {"avx512f", "avx512dq", "avx512bw", "avx512vl", "fma", "f16c", "avx512vnni", "avx512bf16",
+        "avx512vbmi", "avx512bitalg", "avx512vpopcntdq"}}};
+  int before = 0;
+  for (const auto& [isa, needs] : builds) {
+    const auto score = [isa = isa](std::string_view without) {
+      lacking = without;
+      return quoka::detail::isa_score_of(isa, [](std::string_view x) { return x != lacking; });
+    };
+    EXPECT_GT(score(""), before) << isa;
+    before = score("");
+    for (const std::string_view feature : all)
+      EXPECT_EQ(score(feature) == 0, std::ranges::count(needs, feature) > 0)
+          << isa << " " << feature;
+  }
+  EXPECT_GT(quoka::isa_score(), 0) << "of this build on this machine";
+}
+#endif
 
 }  // namespace

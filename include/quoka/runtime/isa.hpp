@@ -4,8 +4,9 @@
 
 #include <quoka/base/cpu.hpp>
 
+#include <cstddef>
+#include <cstring>
 #include <span>
-#include <string>
 #include <string_view>
 
 namespace quoka {
@@ -25,27 +26,54 @@ std::span<const char* const> isa_levels();
 // level. Throws std::invalid_argument for a name that is not in isa_levels().
 void use_isa(std::string_view level);
 
+namespace detail {
+
+// isa_score() of a build with this isa(), on a processor that has(feature). Static, and without the
+// standard library's templates, as cpu_has() is: a linker must not take another unit's.
+[[maybe_unused]] static inline int isa_score_of(const char* isa, bool (*has)(std::string_view)) {
+  const auto names = [isa](const char* tag) {
+    const std::size_t length = std::strlen(tag);
+    for (const char* at = std::strstr(isa, tag); at != nullptr; at = std::strstr(at + 1, tag))
+      if ((at == isa || at[-1] == '_') && (at[length] == '_' || at[length] == '\0')) return true;
+    return false;
+  };
+  constexpr struct {
+    const char* tag;
+    const char* features[4];  // null: no more
+  } needs[] = {
+      {"sse4", {"sse4.1"}},
+      {"avx", {"avx"}},
+      {"avx2", {"avx2"}},
+      {"avx512", {"avx512f", "avx512dq", "avx512bw", "avx512vl"}},
+      {"fma", {"fma"}},
+      {"f16c", {"f16c"}},
+      {"vnni", {}},  // below
+      {"bf16", {"avx512bf16"}},
+      {"vbmi", {"avx512vbmi", "avx512bitalg", "avx512vpopcntdq"}},
+  };
+  int score = 1;
+  for (const auto& [tag, features] : needs) {
+    if (!names(tag)) continue;
+    ++score;
+    for (const char* const feature : features)
+      if (feature != nullptr && !has(feature)) return 0;
+  }
+  if (names("vnni") && !has(names("avx512") ? "avx512vnni" : "avxvnni")) return 0;
+  return score;
+}
+
+}  // namespace detail
+
 // Can this processor run what the library was compiled for? For a plug-in's own check, from a file
 // that is compiled for any processor, before anything else of the library runs. 0: it lacks
-// something that isa() names. Otherwise higher for a build that uses more: load the highest.
+// something that isa() names, AMX excepted, which is used only where the system allows it.
+// Otherwise higher for a build that uses more: load the highest.
 inline int isa_score() {
-  int score = 1;
 #if defined(__x86_64__) && defined(__GNUC__)
-  const std::string_view isa = quoka::isa();
-  const auto needs = [&](std::string_view name, bool there) {
-    if (!isa.starts_with(name) && isa.find("_" + std::string(name)) == isa.npos) return true;
-    ++score;
-    return there;
-  };
-  const bool wide = isa.starts_with("avx512");
-  if (!needs("avx2", detail::cpu_has("avx2")) ||
-      !needs("avx512", detail::cpu_has("avx512f") && detail::cpu_has("avx512bw") &&
-                           detail::cpu_has("avx512dq") && detail::cpu_has("avx512vl")) ||
-      !needs("fma", detail::cpu_has("fma")) || !needs("f16c", detail::cpu_has("f16c")) ||
-      !needs("vnni", wide ? detail::cpu_has("avx512vnni") : detail::cpu_has("avxvnni")))
-    return 0;
+  return detail::isa_score_of(isa(), detail::cpu_has);
+#else
+  return 1;
 #endif
-  return score;
 }
 
 }  // namespace QUOKA_ABI
@@ -53,6 +81,7 @@ inline int isa_score() {
 
 #if QUOKA_DEFINES_KERNELS
 #include <stdexcept>
+#include <string>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
