@@ -259,7 +259,9 @@ void StoredLists::store(Random& random) {
   for (const auto& list : entries_) most_ = std::max(most_, std::ssize(list));
   most_ += random.below(3), step_ = most_ + random.below(4);
   const bool counted = random.below(2) == 0;
-  memory_.assign(uz(std::ssize(entries_) * step_ + 1), counted ? Position{77'777'777} : -1);
+  // Behind a list lies what is no key, or one that the list may not name.
+  memory_.assign(uz(std::ssize(entries_) * step_ + 1),
+                 counted ? random.one_of(Position{0}, Position{77'777'777}) : -1);
   for (Index row = 0; row < std::ssize(entries_); ++row) {
     const auto& list = entries_[uz(row)];
     for (Index i = 0; i < std::ssize(list); ++i)
