@@ -37,6 +37,7 @@ std::vector<LayerCapture> random_layers(Random& random, Index count) {
 struct Naive {
   std::vector<double> shares;
   double difference = 0.0, norm = 0.0, common = 0.0, compared = 0.0, pairs = 0.0, all_pairs = 0.0;
+  double hits = 0.0, sought = 0.0;
   Index chunks = 0;
 
   void add_chunk(const LayerCapture& layer, Index begin, const std::vector<Index>& kept) {
@@ -53,7 +54,7 @@ struct Naive {
                some = oracle::attention(q, past_k, past_v, &keep, k, v, options),
                past = oracle::attention(q, past_k, past_v, nullptr, none, none, options),
                of_kept = oracle::attention(q, past_k, past_v, &keep, none, none, options);
-    for (std::size_t i = 0; i < past.lse.size(); ++i)
+    for (std::size_t i = 0; begin > 0 && i < past.lse.size(); ++i)
       shares.push_back(std::exp(of_kept.lse[i] - past.lse[i]));
     for (std::size_t i = 0; i < all.out.data.size(); ++i) {
       const double dense = all.out.data[i], off = some.out.data[i] - dense;
@@ -65,6 +66,13 @@ struct Naive {
       for (const Index t : list) {
         common += std::binary_search(kept.begin(), kept.end(), t) ? 1.0 : 0.0;
         compared += 1.0;
+      }
+    for (Index i = 0; i < n && layer.targets.size() > 0; ++i)
+      for (Index head = 0; head < q_heads; ++head) {
+        const Position target = layer.targets(0, head, begin + i);
+        if (target < 0 || target >= begin) continue;  // keys of its own chunk are always attended
+        hits += std::binary_search(kept.begin(), kept.end(), target) ? 1.0 : 0.0;
+        sought += 1.0;
       }
     const double own = static_cast<double>(n * (n + 1) / 2);
     pairs += static_cast<double>(n * std::ssize(kept)) + own;
@@ -78,6 +86,7 @@ void expect_as(const Accuracy& got, Naive naive) {
   const double rows = static_cast<double>(naive.shares.size());
   EXPECT_EQ(got.rows, std::ssize(naive.shares));
   EXPECT_EQ(got.chunks, naive.chunks);
+  if (naive.chunks == 0) return;
   EXPECT_NEAR(got.mass_kept, std::accumulate(naive.shares.begin(), naive.shares.end(), 0.0) / rows,
               1e-6);
   EXPECT_NEAR(got.worst_mass, naive.shares[0], 1e-6);
@@ -89,50 +98,45 @@ void expect_as(const Accuracy& got, Naive naive) {
   EXPECT_NEAR(got.output_error, std::sqrt(naive.difference / naive.norm), 1e-5);
   EXPECT_NEAR(got.overlap, naive.common / naive.compared, 1e-12);
   EXPECT_NEAR(got.kv_pairs, naive.pairs / naive.all_pairs, 1e-12);
+  if (naive.sought > 0.0)
+    EXPECT_NEAR(got.hits, naive.hits / naive.sought, 1e-12);
+  else
+    EXPECT_TRUE(std::isnan(got.hits));
 }
 
-// first_recent with a budget of 9 keeps 0..3 and the last five, whatever the data.
+// first_recent with a budget of 10 keeps 0..3 and the last six, whatever the data.
 std::vector<Index> first_and_recent(Index begin) {
-  std::vector<Index> kept = oracle::range(0, 4);
-  for (Index t = begin - 5; t < begin; ++t) kept.push_back(t);
+  std::vector<Index> kept = oracle::range(0, std::min<Index>(begin, 4));
+  for (Index t = std::max<Index>(begin - 6, 4); t < begin; ++t) kept.push_back(t);
   return kept;
 }
 
+// Of the chunks whose past is longer than so many budgets: of none, all of them. One layer's queries seek keys.
 TEST(Accuracy, IsWhatItsDefinitionsSayLayerByLayerAndOverall) {
   Random random(921);
   quoka::ThreadPool threads(2);
-  const auto layers = random_layers(random, 2);
+  auto layers = random_layers(random, 2);
+  layers[0].targets = Tensor3<Position>(1, q_heads, len);
+  for (Index i = 0; i < layers[0].targets.size(); ++i)
+    layers[0].targets.data()[i] =
+        random.seldom(3) ? static_cast<Position>(random.below(len)) : Position{-1};
   DenseReference reference(layers, chunk, {.scale = static_cast<float>(scale)}, threads);
-  const auto sums =
-      AccuracyRun("first_recent", {.budget = Budget::keys(9)}, reference, {}, threads).run();
-  Naive all;
-  ASSERT_EQ(sums.size(), 2u);
-  for (std::size_t i = 0; i < 2; ++i) {
-    SCOPED_TRACE(layers[i].name);
-    Naive naive;
-    for (Index begin = 20; begin < len; begin += chunk)  // 0 is not more than two budgets
-      for (Naive* to : {&naive, &all}) to->add_chunk(layers[i], begin, first_and_recent(begin));
-    expect_as(sums[i].result(), naive);
+  for (const double budgets : {0.0, 1.0, 2.0, 7.0, 14.0}) {
+    const auto sums = AccuracyRun("first_recent", {.budget = Budget::keys(10)}, reference,
+                                  {.past_per_budget = budgets}, threads)
+                          .run();
+    Naive all;
+    ASSERT_EQ(sums.size(), 2u);
+    for (std::size_t i = 0; i < 2; ++i) {
+      SCOPED_TRACE(layers[i].name + ", " + std::to_string(budgets) + " budgets");
+      Naive naive;
+      for (Index begin = 0; begin < len; begin += chunk)
+        if (budgets == 0.0 || static_cast<double>(begin) > 10 * budgets)
+          for (Naive* to : {&naive, &all}) to->add_chunk(layers[i], begin, first_and_recent(begin));
+      expect_as(sums[i].result(), naive);
+    }
+    expect_as(quoka_examples::overall(sums), all);
   }
-  expect_as(quoka_examples::overall(sums), all);
-}
-
-TEST(Accuracy, CountsChunksWhosePastIsLongerThanTheRuleAsks) {
-  Random random(922);
-  quoka::ThreadPool threads(1);
-  const auto layers = random_layers(random, 1);
-  DenseReference reference(layers, chunk, {}, threads);
-  const auto chunks = [&](double past_per_budget) {
-    const AccuracyRules rules{.past_per_budget = past_per_budget};
-    return AccuracyRun("random", {.budget = Budget::keys(20)}, reference, rules, threads)
-        .run()[0]
-        .result()
-        .chunks;
-  };
-  EXPECT_EQ(chunks(0.0), 7);
-  EXPECT_EQ(chunks(1.0), 5);  // 40, 60, ...: more than 20
-  EXPECT_EQ(chunks(2.0), 4);
-  EXPECT_EQ(chunks(7.0), 0);
 }
 
 TEST(Accuracy, OfTheOracleIsFullOverlapAndTheMostMassOfAll) {
@@ -167,29 +171,6 @@ TEST(Accuracy, OfDenseIsPerfect) {
   EXPECT_EQ(dense.kv_pairs, 1.0);
   EXPECT_EQ(dense.flops, 0.0);
   EXPECT_EQ(dense.dense_flops, 4.0 * q_heads * dim * (len * (len + 1) / 2) / 7);
-}
-
-TEST(Accuracy, CountsTheTargetsThatAreInThePastAndKept) {
-  Random random(925);
-  quoka::ThreadPool threads(1);
-  auto layers = random_layers(random, 1);
-  layers[0].targets = Tensor3<Position>(1, q_heads, len);
-  layers[0].targets.setConstant(-1);
-  layers[0].targets(0, 0, 130) = 2;    // one of the first
-  layers[0].targets(0, 3, 131) = 116;  // one of the last five of 120
-  layers[0].targets(0, 3, 132) = 50;   // neither
-  layers[0].targets(0, 1, 133) = 125;  // of its own chunk: always attended
-  layers[0].targets(0, 1, 3) = 1;      // of a chunk that is not measured
-  DenseReference reference(layers, chunk, {}, threads);
-  const auto hits = [&] {
-    return AccuracyRun("first_recent", {.budget = Budget::keys(9)}, reference, {}, threads)
-        .run()[0]
-        .result()
-        .hits;
-  };
-  EXPECT_NEAR(hits(), 2.0 / 3.0, 1e-12);
-  layers[0].targets.setConstant(-1);
-  EXPECT_TRUE(std::isnan(hits()));
 }
 
 TEST(Accuracy, OfGeneratedLayersIsThatOfEachOnItsOwn) {  // no choice is shared
