@@ -49,56 +49,42 @@ struct Draw {
   AttentionOptions attention;
   std::vector<float> sinks;
   std::vector<Step> steps;
+  Index len = 0;
+  Tensor4<float> q, k, v;
 
-  Draw() = default;
   explicit Draw(Random& random) {
-    const auto seldom = [&](Index n) { return random.below(n) == 0; };
     shape.kv_heads = 1 + random.below(5);
     shape.q_heads = shape.kv_heads * (1 + random.below(4));
     shape.head_dim = 1 + random.below(24), shape.v_dim = 1 + random.below(24);
     ranks = static_cast<int>(1 + random.below(4));
-    block = 7 + random.below(60);
-    if (!seldom(8)) {
+    block = 3 + random.below(60);
+    if (!random.seldom(8)) {
       const Index sizes[] = {0, 1, 126, 163, 1 + random.below(60), 1 + random.below(60)};
-      selection = QuokaOptions{.budget = seldom(4) ? Budget::share(0.05 + 0.9 * random.uniform())
-                                                   : Budget::keys(sizes[random.below(6)])};
+      selection =
+          QuokaOptions{.budget = random.seldom(4) ? Budget::share(0.05 + 0.9 * random.uniform())
+                                                  : Budget::keys(random.one_of(sizes))};
       selection->n_queries = 1 + random.below(20);
-      if (seldom(3)) selection->keep_first = random.below(30);
-      if (seldom(3)) selection->keep_last = random.below(9);
-      selection->sketch = seldom(2) ? quoka::Sketch::on : quoka::Sketch::off;
+      if (random.seldom(3)) selection->keep_first = random.below(30);
+      if (random.seldom(3)) selection->keep_last = random.below(9);
+      selection->sketch = random.seldom(2) ? quoka::Sketch::on : quoka::Sketch::off;
     }
     for (Index h = 0; h < shape.q_heads; ++h) sinks.push_back(static_cast<float>(random.normal()));
-    if (seldom(3)) attention.sinks = sinks;
-    if (seldom(4)) attention.scale = 0.7f;
+    if (random.seldom(3)) attention.sinks = sinks;
+    if (random.seldom(4)) attention.scale = 0.7f;
     for (Index count = 4 + random.below(4); count > 0; --count) {
-      const Index kind = random.below(8);
-      steps.push_back({kind == 0   ? Step::Is::append
-                       : kind == 1 ? Step::Is::cut
-                                   : Step::Is::forward,
-                       seldom(3) ? 1 : 1 + random.below(130)});
+      const auto is = random.one_of(Step::Is::forward, Step::Is::forward, Step::Is::append,
+                                    Step::Is::forward, Step::Is::cut, Step::Is::forward);
+      steps.push_back({is, random.seldom(3) ? 1 : 1 + random.below(130)});
+      len += steps.back().n;
     }
+    q = random.tensor<float>(1, shape.q_heads, len, shape.head_dim);
+    k = random.tensor<float>(1, shape.kv_heads, len, shape.head_dim);
+    v = random.tensor<float>(1, shape.kv_heads, len, shape.v_dim);
+    // Equal scores: the earlier position is taken, whichever rank has it.
+    if (random.seldom(6)) k.setConstant(0.5f);
   }
   Draw(const Draw&) = delete;
   Draw& operator=(const Draw&) = delete;
-
-  Index len() const {
-    Index sum = 0;
-    for (const Step& step : steps) sum += step.n;
-    return sum;
-  }
-  std::string describe() const {
-    return std::to_string(ranks) + " ranks, blocks of " + std::to_string(block) + ", heads " +
-           std::to_string(shape.q_heads) + "/" + std::to_string(shape.kv_heads) +
-           (selection ? "" : ", dense");
-  }
-};
-
-struct Prompt {
-  Prompt(Random& random, const Draw& draw)
-      : q(random.tensor<float>(1, draw.shape.q_heads, draw.len(), draw.shape.head_dim)),
-        k(random.tensor<float>(1, draw.shape.kv_heads, draw.len(), draw.shape.head_dim)),
-        v(random.tensor<float>(1, draw.shape.kv_heads, draw.len(), draw.shape.v_dim)) {}
-  Tensor4<float> q, k, v;
 };
 
 struct Result {
@@ -107,8 +93,8 @@ struct Result {
 };
 
 template <class Layer>
-Result run_steps(const Draw& draw, Layer& layer, const Prompt& prompt, ExecutorRef executor) {
-  Result result{Tensor4<float>(1, draw.shape.q_heads, draw.len(), draw.shape.v_dim), {}};
+Result run_steps(const Draw& draw, Layer& layer, ExecutorRef executor) {
+  Result result{Tensor4<float>(1, draw.shape.q_heads, draw.len, draw.shape.v_dim), {}};
   result.out.setZero();
   Index begin = 0;
   for (const Step& step : draw.steps) {
@@ -116,11 +102,11 @@ Result run_steps(const Draw& draw, Layer& layer, const Prompt& prompt, ExecutorR
       return quoka::view_of(x).slice(begin, step.n);
     };
     if (step.is == Step::Is::append) {
-      layer.append(part(prompt.k), part(prompt.v), executor);
+      layer.append(part(draw.k), part(draw.v), executor);
     } else if (step.is == Step::Is::cut) {
       layer.truncate(layer.kv_len() * std::min<Index>(step.n, 100) / 100);
     } else {
-      layer.forward(part(prompt.q), part(prompt.k), part(prompt.v),
+      layer.forward(part(draw.q), part(draw.k), part(draw.v),
                     TensorView<float>(result.out).slice(begin, step.n), executor);
       result.selections.push_back(layer.selection());
     }
@@ -142,56 +128,36 @@ void expect_near(const Tensor4<float>& a, const Tensor4<float>& b) {
 }
 
 template <class Selector>
-Result on_one_machine(const Draw& draw, const typename Selector::Options& options,
-                      const Prompt& prompt) {
+Result on_one_machine(const Draw& draw, const typename Selector::Options& options) {
   quoka::ChunkedPrefill<Selector> layer(draw.shape, options, draw.attention);
-  return run_steps(draw, layer, prompt, SerialExecutor{});
-}
-
-void expect_as_one_machine(const Draw& draw, const Prompt& prompt) {
-  SCOPED_TRACE(draw.describe());
-  const Result expected = draw.selection
-                              ? on_one_machine<quoka::QuokaSelector>(draw, *draw.selection, prompt)
-                              : on_one_machine<quoka::DenseSelector>(draw, {}, prompt);
-  std::vector<Result> results(static_cast<std::size_t>(draw.ranks));
-  on_ranks(draw.ranks, [&](Communicator& ranks) {
-    Result& result = results[static_cast<std::size_t>(ranks.rank())];
-    ShardedPrefill layer(draw.shape, draw.selection, ranks, draw.attention, draw.block),
-        another(draw.shape, draw.selection, ranks, draw.attention, draw.block);
-    result = run_steps(draw, layer, prompt, SerialExecutor{});
-    EXPECT_EQ(layer.cache().len(),
-              ShardMap(draw.block, ranks.rank(), ranks.ranks()).local_len(layer.kv_len()));
-    quoka::ThreadPool threads(3);
-    const Result again = run_steps(draw, another, prompt, threads);
-    EXPECT_EQ(again.selections, result.selections);
-    EXPECT_TRUE(same_bits(again.out, result.out));
-  });
-  for (const Result& result : results) {
-    EXPECT_EQ(result.selections, expected.selections);
-    EXPECT_TRUE(same_bits(result.out, results[0].out));
-    expect_near(result.out, expected.out);
-  }
+  return run_steps(draw, layer, SerialExecutor{});
 }
 
 TEST(ShardedPrefill, IsOneMachine) {
-  for (int round = 0; round < 300 && !::testing::Test::HasFailure(); ++round) {
-    Random random(static_cast<std::uint64_t>(9000 + round));
+  for_each_draw(300, [](Random& random) {
     const Draw draw(random);
-    expect_as_one_machine(draw, Prompt(random, draw));
-  }
-}
-
-// Equal scores: the earlier position is taken, whichever rank has it.
-TEST(ShardedPrefill, TakesTheEarlierOfEqualKeys) {
-  Random random(915);
-  Draw draw;
-  draw.shape = {.q_heads = 2, .kv_heads = 2, .head_dim = 8, .v_dim = 8};
-  draw.selection = QuokaOptions{.budget = Budget::keys(31)};
-  draw.ranks = 3, draw.block = 5;
-  draw.steps.assign(4, {Step::Is::forward, 40});
-  Prompt prompt(random, draw);
-  prompt.k.setConstant(0.5f);
-  expect_as_one_machine(draw, prompt);
+    const Result expected = draw.selection
+                                ? on_one_machine<quoka::QuokaSelector>(draw, *draw.selection)
+                                : on_one_machine<quoka::DenseSelector>(draw, {});
+    std::vector<Result> results(static_cast<std::size_t>(draw.ranks));
+    on_ranks(draw.ranks, [&](Communicator& ranks) {
+      Result& result = results[static_cast<std::size_t>(ranks.rank())];
+      ShardedPrefill layer(draw.shape, draw.selection, ranks, draw.attention, draw.block),
+          another(draw.shape, draw.selection, ranks, draw.attention, draw.block);
+      result = run_steps(draw, layer, SerialExecutor{});
+      EXPECT_EQ(layer.cache().len(),
+                ShardMap(draw.block, ranks.rank(), ranks.ranks()).local_len(layer.kv_len()));
+      quoka::ThreadPool threads(3);
+      const Result again = run_steps(draw, another, threads);
+      EXPECT_EQ(again.selections, result.selections);
+      EXPECT_TRUE(same_bits(again.out, result.out));
+    });
+    for (const Result& result : results) {
+      EXPECT_EQ(result.selections, expected.selections);
+      EXPECT_TRUE(same_bits(result.out, results[0].out));
+      expect_near(result.out, expected.out);
+    }
+  });
 }
 
 TEST(ShardedPrefill, RefusesWhatNeedsAllKeysInOnePlace) {
