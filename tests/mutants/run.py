@@ -343,7 +343,7 @@ def main():
         possible = [m for m in possible if changed[m.header].intersection(m.lines())]
     if args.only:
         possible = [m for m in possible if m.key in args.only]
-    chosen = draw(possible, args.draw, args.seed)
+    chosen = draw(possible, 0 if args.only else args.draw, args.seed)
     print(f"{len(chosen)} of {len(possible)} mutants", flush=True)
     if args.list:
         print(*map(show, chosen), sep="\n")
