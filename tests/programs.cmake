@@ -103,6 +103,11 @@ if(CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
 endif()
 
 label_tests(programs ${tests_before})
+if(TEST check_run_test AND NOT QUOKA_TEST_SLOW)  # without those that run `check` several times
+  foreach(half check_run_test check_run_test.second_half)
+    set_property(TEST ${half} APPEND PROPERTY ENVIRONMENT "GTEST_FILTER=-*.OnlyMeasures:*.LeavesHurtLayers*:*.RefinesWhat*")
+  endforeach()
+endif()
 # Begun first: what takes a quarter of a minute and more.
 foreach(test real_model_test server_test server_test.second_half ggml.architectures check_run_test check_run_test.second_half llama_test
     llama_test.second_half packaging.single_header)

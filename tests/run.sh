@@ -39,9 +39,10 @@ elif ! "$python" -c "import nanobind, numpy, hypothesis" 2>/dev/null; then
     python=
   }
 fi
-build_native "$quoka_root/build" $target -DQUOKA_BUILD_TESTS=ON -DQUOKA_BUILD_EXAMPLES=ON \
-  -DQUOKA_INSTALL_COMPILED=ON -DQUOKA_KERNELS_APART=ON -DQUOKA_PYTHON="$python" \
+# With -O2 the kernels compile in two thirds of the time that -O3 takes.
+build_native "$quoka_root/build" $target -DCMAKE_CXX_FLAGS_RELEASE="-O2 -DNDEBUG" \
+  -DQUOKA_BUILD_TESTS=ON -DQUOKA_BUILD_EXAMPLES=ON -DQUOKA_INSTALL_COMPILED=ON -DQUOKA_KERNELS_APART=ON -DQUOKA_PYTHON="$python" \
   -DQUOKA_TEST_LEVELS=$levels -DQUOKA_TEST_LEVELS_WERROR="${QUOKA_TEST_LEVELS_WERROR:-OFF}" \
-  -DQUOKA_TEST_PROGRAMS=$everything -DQUOKA_BUILD_GGML=$everything
+  -DQUOKA_TEST_SLOW="${QUOKA_TEST_SLOW:-ON}" -DQUOKA_TEST_PROGRAMS=$everything -DQUOKA_BUILD_GGML=$everything
 [[ $long == OFF ]] || exec python3 "$quoka_root/tests/long_run.py" --build "$quoka_root/build" --jobs "$quoka_jobs" "$@"
 exec ctest --test-dir "$quoka_root/build" --output-on-failure -j "$quoka_jobs" "$@"
