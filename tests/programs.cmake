@@ -21,7 +21,9 @@ list(FILTER sources EXCLUDE REGEX "(safetensors|gguf_file)_test")  # a leg of .c
 list(FILTER sources EXCLUDE REGEX "small_model_test")  # whose products of matrices, in headers, want an optimiser
 if(TARGET quoka_methods)
   add_test_program(programs_tests outside ${sources} LIBRARIES quoka_methods)
-  add_test_program(small_model_test inside programs/small_model_test.cpp LIBRARIES quoka_methods)
+  if(QUOKA_TEST_SLOW)
+    add_test_program(small_model_test inside programs/small_model_test.cpp LIBRARIES quoka_methods)
+  endif()
   add_test_program(files_tests outside programs/safetensors_test.cpp programs/gguf_file_test.cpp LIBRARIES quoka_support)
 endif()
 add_test_program(context_parallel_tests outside
