@@ -23,6 +23,8 @@ double imbalance(std::span<const AttentionCall> calls, int workers) {
   std::vector<double> busy(uz(workers));
   double total = 0.0;
   for (const AttendItem& item : plan.attends) {
+    EXPECT_LE(item.panels, quoka::detail::kernel_sizes().panels_per_task)
+        << "scratch memory is for so many";
     const AttentionCall& call = *item.plan->call;
     const quoka::detail::KeySequence keys(call, item.head);
     const auto work = static_cast<double>(item.panels * keys.range().count()) /
@@ -60,6 +62,20 @@ TEST(Plan, BalancesDenseSequencesBesideSelectingOnes) {
         options));
   for (AttentionCall& call : calls) quoka::detail::prepare_call(options.arithmetic, call);
   for (const int workers : {2, 4, 8}) EXPECT_LT(imbalance(calls, workers), 1.5) << workers;
+}
+
+// A worker for each of three parts: fewer items would be as balanced.
+TEST(Plan, GivesNoItemMorePanelsThanATaskHas) {
+  const std::vector<float> memory(100'000);
+  std::vector<float> written(4096);
+  const quoka::Rows past(TensorView<const float>(memory.data(), {1, 1, 100'000, 1}));
+  AttentionCall call =
+      quoka::detail::resolved_call({.q = past.slice(0, 4096),
+                                    .past = quoka::Past(past, past),
+                                    .out = TensorView<float>(written.data(), {1, 1, 4096, 1})},
+                                   {});
+  quoka::detail::prepare_call(quoka::Arithmetic::float_, call);
+  EXPECT_LT(imbalance({&call, 1}, 3), 1.5);
 }
 
 // Parts are of long_part_keys, or of the first of 2, 4, ... times as many that most_long_parts of them hold.
