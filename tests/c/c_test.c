@@ -103,7 +103,10 @@ int quoka_c_test(void) {
   fill(k, (past + chunk) * kv_heads * dim, 1.0f), fill(v, (past + chunk) * kv_heads * v_dim, 1.0f);
   CHECK(strlen(quoka_version()) >= 5 && strlen(quoka_isa()) >= 3);
   CHECK(quoka_alibi_slopes(q_heads, 8.0f, slopes) == QUOKA_OK);
-  CHECK(slopes[0] == 0.25f && slopes[3] == 0.00390625f && slopes[4] == 0.5f); /* the paper's */
+  /* The paper's: of 4 heads, and those between them that 8 have. */
+  CHECK(slopes[0] == 0.25f && slopes[3] == 0.00390625f && slopes[4] == 0.5f && slopes[5] == 0.125f);
+  CHECK(quoka_alibi_slopes(2, 4.0f, slopes) == QUOKA_OK && slopes[0] == 0.25f &&
+        slopes[1] == 0.0625f);
 
   memset(&call, 0, sizeof call);
   call.size = sizeof call;
