@@ -8,15 +8,14 @@
 
 #include <fstream>
 #include <map>
+#include <stdexcept>
 #include <string>
-#include <system_error>
 
 namespace quoka_examples {
 
 // Writes tensors of one storage type, in the map's order, without gaps; data starts on 8 bytes.
-// Batch 1 is written as rank 3, [heads, len, dim]. The file appears whole or not at all: it is
-// written as PATH.tmp and renamed. Throws std::runtime_error if a name is "__metadata__" or not
-// UTF-8, or if the system refuses the file.
+// Batch 1 is written as rank 3, [heads, len, dim]. Throws std::runtime_error if the system refuses the
+// file.
 template <class T>
 void write_safetensors(const std::filesystem::path& path,
                        const std::map<std::string, Tensor<T>>& tensors,
@@ -25,7 +24,6 @@ void write_safetensors(const std::filesystem::path& path,
   if (!metadata.empty()) root["__metadata__"] = metadata;
   std::size_t begin = 0;
   for (const auto& [name, tensor] : tensors) {
-    if (name == "__metadata__") detail::fail(path.string(), 8, "no tensor can be named ", name);
     std::vector<Index> shape(tensor.dimensions().begin(), tensor.dimensions().end());
     if (shape[0] == 1) shape.erase(shape.begin());
     const std::size_t end = begin + static_cast<std::size_t>(tensor.size()) * sizeof(T);
@@ -33,34 +31,19 @@ void write_safetensors(const std::filesystem::path& path,
         {"dtype", name_of(dtype_of<T>())}, {"shape", shape}, {"data_offsets", {begin, end}}};
     begin = end;
   }
-  std::string header;
-  try {
-    header = root.dump();
-  } catch (const nlohmann::json::exception& error) {
-    detail::fail(path.string(), 8, "a name or metadata is not UTF-8: ", error.what());
-  }
+  std::string header = root.dump();
   header.resize((header.size() + 7) / 8 * 8, ' ');
   const std::uint64_t length = header.size();
 
-  const std::filesystem::path partial = path.string() + ".tmp";
-  std::ofstream out(partial, std::ios::binary | std::ios::trunc);
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
   const auto put = [&out](const void* bytes, std::size_t count) {
     out.write(static_cast<const char*>(bytes), static_cast<std::streamsize>(count));
   };
   put(&length, 8);
   put(header.data(), header.size());
-  for (const auto& item : tensors) {
+  for (const auto& item : tensors)
     put(item.second.data(), static_cast<std::size_t>(item.second.size()) * sizeof(T));
-  }
-  out.close();
-  std::error_code error = std::make_error_code(std::errc::io_error);
-  if (out) std::filesystem::rename(partial, path, error);
-  if (error) {
-    std::error_code ignored;
-    std::filesystem::remove(partial, ignored);
-    throw std::runtime_error(path.string() + ": cannot write " +
-                             std::to_string(8 + length + begin) + " bytes: " + error.message());
-  }
+  if (!out.flush()) throw std::runtime_error("cannot write " + path.string());
 }
 
 }  // namespace quoka_examples
