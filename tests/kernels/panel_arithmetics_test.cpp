@@ -295,27 +295,19 @@ TEST(PanelWidth, ChangesNoBit) {
 
 // ---- hidden blocks ------------------------------------------------------------------------------
 
-// Another one's kernels, and how often they were called.
+// Float's kernels, and how often they were called.
 class Counting final : public PanelArithmetic {
  public:
-  explicit Counting(const PanelArithmetic& of) : of_(of) {}
-
   mutable Index packed = 0, attended = 0;
   mutable bool last_was_packed = false, packed_in_vain = false;
 
   detail::PanelCost cost() const override { return of_.cost(); }
-  Index block_keys() const override { return of_.block_keys(); }
   Index key_bytes(Index dim) const override { return of_.key_bytes(dim); }
   Index value_bytes(Index v_dim) const override { return of_.value_bytes(v_dim); }
   Index query_bytes(Index dim) const override { return of_.query_bytes(dim); }
   void take(quoka::Arena& arena, detail::PanelScratch& s, Index v_dim, bool biased) const override {
     of_.take(arena, s, v_dim, biased);
   }
-  Index sum_rows(Index v_dim) const override { return of_.sum_rows(v_dim); }
-  Index first_unrotated(Index v_dim) const override { return of_.first_unrotated(v_dim); }
-  void finish(const detail::Panel& panel, Index v_dim) const override { of_.finish(panel, v_dim); }
-  void enter(detail::PanelScratch& s) const override { of_.enter(s); }
-  void leave(detail::PanelScratch& s) const override { of_.leave(s); }
   void pack_keys(detail::PackedBlock& block) const override {
     packed_in_vain = packed_in_vain || last_was_packed;
     ++packed, last_was_packed = true;
@@ -333,7 +325,7 @@ class Counting final : public PanelArithmetic {
   }
 
  private:
-  const PanelArithmetic& of_;
+  const PanelArithmetic& of_ = panels_named("float");
 };
 
 // A mask that hides whole blocks of keys from whole panels of queries, as a window or documents of a long chunk do: a
@@ -363,7 +355,7 @@ TEST(HiddenBlocks, AreNeitherMultipliedNorPacked) {
             for (Index key = std::max<Index>(end - width, 0); key < end; ++key)
               mask(0, head, i, key) = 0;
           }
-        const Counting counting(panels_named("float"));
+        const Counting counting;
         const Index block = counting.block_keys();
         Index pairs = 0;  // of a panel and a block of which some query sees some key
         for (Index head = 0; head < 2; ++head)

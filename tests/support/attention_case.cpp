@@ -792,8 +792,8 @@ bool AttentionCase::decided_by_codes() const {
          (has_chunk_ && &part(3).format() == &quoka::q8_0_format());
 }
 
-// Of a call with these tensors.
-AttentionCase::Bound AttentionCase::product_error(std::optional<ComputedIn> by,
+// Of a call with these tensors, in which so many query heads attend to the same keys.
+AttentionCase::Bound AttentionCase::product_error(std::optional<ComputedIn> by, Index heads,
                                                   std::span<const int> tensors) const {
   bool exact = true;
   const Format* finest = nullptr;
@@ -807,12 +807,11 @@ AttentionCase::Bound AttentionCase::product_error(std::optional<ComputedIn> by,
   }
   if (finest == nullptr) return {0, 0};
   if (!by) {
-    const bool panel = shape_.q_len > 1 || has_lists() ||
-                       heads_of_a_list() > kernel_sizes().token_rows ||
+    const bool panel = shape_.q_len > 1 || has_lists() || heads > kernel_sizes().token_rows ||
                        (has_mask() && mask_.dimension(1) > 1);
     if (!panel) return {0, 0};
-    const Arithmetic used = quoka::arithmetic_used(options_.arithmetic, *finest, *finest,
-                                                   heads_of_a_list() * shape_.q_len);
+    const Arithmetic used =
+        quoka::arithmetic_used(options_.arithmetic, *finest, *finest, heads * shape_.q_len);
     const int automatic = finest->rounding >= 0x1p-8f ? 2 : 3;
     by = ComputedIn{used, used == Arithmetic::automatic ? automatic : 1};
   }
@@ -852,14 +851,13 @@ const AttentionCase::Expected& AttentionCase::expected(std::optional<ComputedIn>
     if (keys() == 0) expected_->result.out = oracle::Tensor(s.batch, s.q_heads, s.q_len, s.v_dim);
   }
   constexpr int past[] = {1, 2}, chunk[] = {3, 4}, both[] = {1, 2, 3, 4};
-  Bound product = product_error(by, both);
-  // The formats of a shard decide its arithmetic: the past's first keys, the others and the chunk, or the chunk alone.
+  const Index heads = heads_of_a_list(), group = shape_.q_heads / shape_.kv_heads;
+  Bound product = product_error(by, heads, both);
+  // The formats of a shard decide its arithmetic: the past's first keys, the others and the chunk, or the chunk alone, whose
+  // heads no Selection parts.
   if (merged)
-    for (const std::span<const int> shard :
-         {std::span<const int>(past), std::span<const int>(chunk)}) {
-      const Bound own = product_error(by, shard);
+    for (const Bound& own : {product_error(by, heads, past), product_error(by, group, chunk)})
       product = {std::max(product.logit, own.logit), std::max(product.value, own.value)};
-    }
   const bool in_codes = (by ? by->arithmetic : options_.arithmetic) == Arithmetic::int8;
   bound_errors(product, in_codes, merged, *expected_);
   expected_by_ = by, expected_merged_ = merged;
@@ -1041,7 +1039,9 @@ void AttentionCase::bound_errors(const Bound& product, bool in_codes, bool merge
           return true;
         }();
         if (row && kind < 2 && !empty && !only_sink) {
-          if (!row_is_nan(output, of, h, i)) return fail("must be NaN");
+          bool all = std::isnan(output.lse(of, h, i));
+          for (Index c = 0; c < s.v_dim; ++c) all = all && std::isnan(output.out(of, h, i, c));
+          if (!all) return fail("must be NaN");
           continue;
         }
         const std::size_t number = uz((of * s.q_heads + h) * s.q_len + i);

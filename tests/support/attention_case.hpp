@@ -119,7 +119,8 @@ class AttentionCase {
   };
   const Expected& expected(std::optional<ComputedIn> by, bool merged = false) const;
   void bound_errors(const Bound& product, bool in_codes, bool merged, Expected& of) const;
-  Bound product_error(std::optional<ComputedIn> by, std::span<const int> tensors) const;
+  Bound product_error(std::optional<ComputedIn> by, Index heads,
+                      std::span<const int> tensors) const;
   Index distance(Index i, Index t) const;  // from key t to query i
   Rows part(int which) const;
   const Tensor4<float>& held(int which) const { return stored_[uz(which)].floats(); }
