@@ -86,6 +86,15 @@ TEST(KeyChecksums, FollowAGrowingCacheAndACut) {
     keys.remember(Rows(k).slice(0, len), len - 1, len);
     EXPECT_EQ(keys.find_changed(Rows(k).slice(0, len)), -1);
   }
+  auto late = k;
+  for (Index t = 200; t < 399; ++t) late.chip(t, 2) = other.chip(t, 2);
+  int found = 0;
+  for (int call = 0; call < 16; ++call) found += keys.find_changed(late) >= 0;
+  EXPECT_GT(found, 4) << "of 16 keys, half of which are among these";
+  KeyChecksums cut = remembered(k);
+  cut.truncate(399);
+  late = k, late.chip(399, 2) = other.chip(399, 2);
+  for (int call = 0; call < 16; ++call) EXPECT_EQ(cut.find_changed(late), -1);
   // Without new keys nothing is remembered.
   keys.remember(other, 400, 400);
   EXPECT_EQ(keys.find_changed(k), -1);
