@@ -80,6 +80,8 @@ build_native() {
   local folder=$1 targets
   read -ra targets <<<"$2"
   shift 2
-  cmake -S "$quoka_root" -B "$folder" -G Ninja -DQUOKA_NATIVE=ON -DQUOKA_KERNELS_APART=OFF "$@" >&2
+  # What tests/run.sh has set in the same folder is set back.
+  cmake -S "$quoka_root" -B "$folder" -G Ninja -DQUOKA_NATIVE=ON -DQUOKA_KERNELS_APART=OFF \
+    -DCMAKE_CXX_FLAGS_RELEASE="-O3 -DNDEBUG" "$@" >&2
   cmake --build "$folder" -j "$quoka_jobs" --target "${targets[@]}" >&2
 }
