@@ -168,6 +168,8 @@ void expect_as_oracle(Random& random) {
     append(begin, n, !random.seldom(6));
     EXPECT_GE(state.kept_bytes(), batch * kv_heads * Index{sizeof(Position)} *
                                       (cache.len() + std::ssize(heads[0].retained)));
+    if (begin == 0 && cuts == 3)  // of each key a position, and of each candidate
+      EXPECT_EQ(state.kept_bytes(), batch * kv_heads * Index{sizeof(Position)} * 2 * n);
     if (cuts == 0 || !random.seldom(4)) continue;
     // Inside the chunk: as before it, plus its part.
     --cuts, n = random.below(n);
