@@ -47,6 +47,12 @@ TEST(Packing, PlacesWithoutARowAreZeros) {
               0.0f)
               << i << ", " << c;
     }
+    const SomeRows whole(random, 2 * tuning::tile_rows, dim);
+    const Index size = detail::key_tile_size(dim);
+    const float* const tiles = fresh(3 * size);
+    detail::pack_keys(quoka::float_format(), whole.all.data(), 2 * tuning::tile_rows, {dim},
+                      buffer.data());
+    EXPECT_TRUE(std::isnan(tiles[2 * size])) << "and nothing is written behind whole tiles";
     for (Index count = 1; count < tuning::panel_rows; ++count) {
       const SomeRows queries(random, count, dim);
       const float* const panel = fresh(tuning::panel_rows * dim);
