@@ -65,10 +65,13 @@ TEST(LayerAccount, PricesChunksAndSingleTokensApart) {
   EXPECT_NEAR(account.saving().dense, 5 + 30, 1e-9);
 }
 
+// Layers that never called are listed between those that did, and none after the last.
 TEST(LayerAccount, JoinsLayersInARowThatWereTreatedAlike) {
   LayerAccount account;
   const MaskedReport report{.queries = 10, .sequences = 1, .seen = 100, .attended = 50};
-  for (const int layer : {-1, 0, 1, 3, 4}) account.add(layer, report, "selected");
+  account.add(-1, report, "selected");
+  EXPECT_EQ(account.layers().size(), 1u);
+  for (const int layer : {3, 1, 4, 0}) account.add(layer, report, "selected");
   account.add(5, {.queries = 10, .sequences = 1, .seen = 100, .attended = 100}, "exact: x");
   for (int times = 0; times < 2; ++times) account.add(6, report, "selected");
   account.add(7, {.queries = 10, .sequences = 1}, "exact: x");  // of no past all is read
@@ -114,21 +117,6 @@ TEST(LayerAccount, SaysWhatShareOfAttentionIsKept) {
                 "layer 1: 50.0 % of the past with 80.0 % of the attention; selected (3 calls)"}));
   EXPECT_EQ(account.layers().at(0).kept_share(), 1);
   EXPECT_DOUBLE_EQ(account.layers().at(1).kept_share(), 0.8);
-}
-
-// Layers that never called are listed between those that did, and none after the last.
-TEST(LayerAccount, NamesLayersThatMadeNoCall) {
-  LayerAccount account;
-  account.add(-1, {.queries = 10, .sequences = 1}, "exact: x");
-  EXPECT_EQ(account.layers().size(), 1u);
-  account.add(3, {.queries = 10, .sequences = 1}, "exact: x");
-  account.add(1, {.queries = 10, .sequences = 1}, "exact: x");
-  EXPECT_EQ(account.lines(),
-            (std::vector<std::string>{"no cache: 100.0 % of the past; exact: x (1 calls)",
-                                      "layer 0: no call: it is recurrent, or computed elsewhere",
-                                      "layer 1: 100.0 % of the past; exact: x (1 calls)",
-                                      "layer 2: no call: it is recurrent, or computed elsewhere",
-                                      "layer 3: 100.0 % of the past; exact: x (1 calls)"}));
 }
 
 }  // namespace
