@@ -152,11 +152,12 @@ TEST(CheckAdvice, IsTheFastestThatLosesLittle) {
       {exact, about_as_fast(3, 2.73), Use::selection, 3},
       {exact, about_as_fast(3, 2.72), Use::selection, 2},  // 1.10 times as fast is worth it
       {exact, about_as_fast(2.73, 3), Use::selection, 3},
+      {exact, {with("", 3, 0, 0, 0.004), with("", 8, 0, 0, 0.009)}, Use::selection, 3},
       {exact, {with("", 2.11, 0, 0)}, Use::selection, 2},
       {exact, {with("", 2.09, 0, 0)}, Use::exact, 1},  // 1.045 times exact mode
       {exact, {}, Use::exact, 1, "no other settings were tried"},
       {exact,
-       {with("paper", 8, 3, 0)},
+       {with("paper", 8, 3, 0), with("slow", 4, 3, 0)},
        Use::exact,
        1,
        "; paper loses too much: perplexity +3.00 %, at most +1 % is allowed"},
