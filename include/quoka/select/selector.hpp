@@ -11,7 +11,7 @@
 //     };
 //     explicit MySelector(const Options&);
 //     // optional: queries of a chunk that one list serves at most; ChunkedPrefill cuts longer
-//     // chunks
+//     // chunks of causal attention
 //     Index most_queries() const;
 //     // optional: the State cannot be made again from the keys. Refused where a mask hides some of
 //     // them
