@@ -169,6 +169,9 @@ TEST(GgmlSettings, AVariableThatIsEmptyOrNotOursIsNotSet) {
   Variables all{{"QUOKA_CONFIG", ""},
                 {"QUOKA_MOED", ""},
                 {"QUOKA_SMOLLM2", "x"},
+                {"QUOKA_TEST_SLOW", "x"},
+                {"QUOKA_NODE_SEED", "x"},
+                {"QUOKA_ATTENTION_CASES", "x"},
                 {"QUOKAS", "x"},
                 {"MY_QUOKA_MODE", "x"}};
   for (const char* const key :

@@ -34,11 +34,10 @@ const std::vector<std::string> of_the_file{"layer_budgets", "model"};
 // Those that say how keys are selected.
 const std::vector<std::string> of_selection{"budget", "dense_layers", "layer_budgets", "chunk",
                                             "decode", "min_past",     "queries",       "sketch"};
-// Variables that this project's tests and test scripts read: neither settings nor typos.
+// Variables that this project's tests and test scripts read, beside those of is_of_tests().
 const std::vector<std::string> of_tests{
-    "QUOKA_SMOLLM2",      "QUOKA_SOAK_STEPS",     "QUOKA_NODE_SEED",
-    "QUOKA_NODE_CASES",   "QUOKA_SERVER_MINUTES", "QUOKA_MUTANT",
-    "QUOKA_MUTANT_TRACE", "QUOKA_TIMES",          "QUOKA_REPLACED"};
+    "QUOKA_SMOLLM2",      "QUOKA_SOAK_STEPS", "QUOKA_SERVER_MINUTES", "QUOKA_MUTANT",
+    "QUOKA_MUTANT_TRACE", "QUOKA_TIMES",      "QUOKA_REPLACED"};
 
 // Letters to insert, leave out, replace, or swap with their neighbour.
 std::size_t distance(const std::string& a, const std::string& b) {
@@ -79,6 +78,11 @@ const char* value_of_variable(const std::string& name) {
   const char* const text = std::getenv(name.c_str());
   return text == nullptr || *text == 0 ? nullptr : text;
 }
+// Neither a setting nor a typo: QUOKA_TEST_SLOW, QUOKA_ATTENTION_SEED, QUOKA_ATTENTION_CASES.
+bool is_of_tests(const std::string& name) {
+  return name.starts_with("QUOKA_TEST_") || name.ends_with("_SEED") || name.ends_with("_CASES") ||
+         contains(of_tests, name);
+}
 // Refuses variables that look like a setting and are not one.
 void check_variables(quoka_examples::Refusals& refused) {
   std::vector<std::string> known{"QUOKA_CONFIG"};
@@ -86,7 +90,7 @@ void check_variables(quoka_examples::Refusals& refused) {
   for (char** at = environ; at != nullptr && *at != nullptr; ++at) {
     const std::string one = *at, name = one.substr(0, one.find('='));
     if (name.starts_with("QUOKA_") && value_of_variable(name) != nullptr &&
-        !contains(known, name) && !contains(of_tests, name))
+        !contains(known, name) && !is_of_tests(name))
       refused.in([&] { refuse_name("variable", name, known); });
   }
 }
