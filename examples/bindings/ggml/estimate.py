@@ -12,7 +12,6 @@ stored, and on the length. Multiply-adds are counted from the file; the rates be
 import argparse
 import math
 import pathlib
-import re
 import struct
 import sys
 
@@ -36,6 +35,9 @@ TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_
 # Architectures in which every n-th layer has full attention and the others a sliding window, if the file does not say
 # so.
 EACH_SEES_ALL = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4, "exaone4": 4, "llama4": 4, "olmo2": 4}
+
+
+MOST_LAYERS = 10_000
 
 
 class Bad(Exception):
@@ -84,6 +86,8 @@ class Gguf:
                 raise Bad(f"a list in it has {count} members")
             if inner in self.FORMATS:
                 return list(self.numbers(f"{count}{self.FORMATS[inner]}"))
+            if inner == 9:
+                raise Bad("a list in it is of lists")
             return [self.value(inner) for _ in range(count)]
         if kind not in self.FORMATS:
             raise Bad(f"a value in it is of kind {kind}")
@@ -94,24 +98,42 @@ class Model:
     """The sizes of a file that count."""
 
     def __init__(self, path):
-        file = Gguf(path)
-        for part in range(2, file.keys.get("split.count", 1) + 1):
-            file.tensors += Gguf(re.sub(r"-00001-of-", f"-{part:05}-of-", str(path))).tensors
-        self.arch = arch = file.keys.get("general.architecture", "")
-        get = lambda key, otherwise=None: file.keys.get(f"{arch}.{key}", otherwise)  # noqa: E731
-        self.layers = get("block_count")
-        heads = get("attention.head_count")
-        if not self.layers or not heads:
+        self.keys = (file := Gguf(path)).keys
+        parts = self.whole("split.count", 1, most=MOST_LAYERS)
+        if parts > 1 and "-00001-of-" not in path.name:
+            raise Bad(f"it is the first of {parts} files, and there is no -00001-of- in its name to find the others by")
+        for part in range(2, parts + 1):
+            file.tensors += Gguf(path.with_name(path.name.replace("-00001-of-", f"-{part:05}-of-"))).tensors
+        self.arch = arch = str(self.keys.get("general.architecture", ""))
+        get = lambda key, otherwise=0: self.whole(f"{arch}.{key}", otherwise)  # noqa: E731
+        self.layers = self.whole(f"{arch}.block_count", 0, most=MOST_LAYERS)
+        each = lambda key, otherwise: self.wholes(f"{arch}.{key}", otherwise)  # noqa: E731
+        self.q_heads = each("attention.head_count", 0)
+        if not self.layers or not any(self.q_heads):
             raise Bad(f"it names no {arch or 'architecture'}.block_count and attention.head_count")
-        each = lambda x: list(x) if isinstance(x, list) else [x] * self.layers  # noqa: E731
-        self.q_heads, self.kv_heads = each(heads), each(get("attention.head_count_kv", heads))
-        width = get("embedding_length", 0)
+        self.kv_heads = each("attention.head_count_kv", self.q_heads)
+        width = get("embedding_length")
         self.k_dim = get("attention.key_length") or width // max(self.q_heads)
         self.v_dim = get("attention.value_length") or self.k_dim
-        self.context = get("context_length", 0)
-        self.window = get("attention.sliding_window") or 0
-        self.sees_all = self.kinds(get("attention.sliding_window_pattern"))
-        self.weights = self.products(file, get("expert_count", 0), get("expert_used_count", 0))
+        self.context = get("context_length")
+        self.window = get("attention.sliding_window")
+        self.sees_all = self.kinds(self.keys.get(f"{arch}.attention.sliding_window_pattern"))
+        self.weights = self.products(file, get("expert_count"), get("expert_used_count"))
+
+    def whole(self, key, otherwise, most=2**32 - 1):
+        value = self.keys.get(key, otherwise)
+        if not isinstance(value, int) or not 0 <= value <= most:
+            raise Bad(f"its {key} is {str(value):.40}, but must be a whole number from 0 to {most}")
+        return value
+
+    def wholes(self, key, otherwise):
+        """A number of each layer; a file may have one for all."""
+        value = self.keys.get(key, otherwise)
+        if not isinstance(value, list):
+            return [self.whole(key, otherwise)] * self.layers
+        if len(value) < self.layers or not all(isinstance(x, int) and x >= 0 for x in value):
+            raise Bad(f"its {key} is {str(value):.40}, but must be {self.layers} whole numbers, or one")
+        return value[:self.layers]
 
     def kinds(self, pattern):
         """Does each layer see everything? The window of an architecture that is not listed is taken
@@ -134,7 +156,7 @@ class Model:
             share = used / experts if experts and len(sizes) == 3 and "exps" in name else 1
             label = TYPES.get(kind, f"type {kind}")
             found[label] = found.get(label, 0) + share * math.prod(sizes)
-        if not found:
+        if not any(found.values()):
             raise Bad("no layer in it has a matrix")
         return found
 
