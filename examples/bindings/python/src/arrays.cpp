@@ -21,10 +21,14 @@ std::string name_of_type(nb::handle of) {
       nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(of.ptr()))).attr("__name__"));
 }
 
+// What is imported when it is first asked for, and stays, is no static that an import initialises: an import lets other
+// threads run, and these would wait for the static with the GIL, which the import needs.
+
 // numpy.ndarray, which has none of what torch's tensors are asked for.
 bool is_numpy(nb::handle of) {
-  static PyObject* const type =
-      nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr();
+  static PyObject* type = nullptr;
+  if (type == nullptr)
+    type = nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr();
   return reinterpret_cast<PyObject*>(Py_TYPE(of.ptr())) == type;
 }
 
@@ -35,8 +39,9 @@ struct Torch {
   nb::object tracing = nb::module_::import_("torch._C").attr("_get_tracing_state");  // None: no
 
   static const Torch& get() {
-    static const auto& one = *new Torch;
-    return one;
+    static const Torch* one = nullptr;
+    if (one == nullptr) one = new Torch;
+    return *one;
   }
 };
 

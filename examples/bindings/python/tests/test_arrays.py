@@ -858,6 +858,16 @@ class Calls(Case):
             for result in results:
                 np.testing.assert_array_equal(result, results[0])
 
+    def test_first_calls_of_several_threads(self):
+        program = """if True:
+            import threading, quoka
+            x, begin = memoryview(bytearray(4 * 2 * 3 * 8)).cast("f", (1, 2, 3, 8)), threading.Barrier(8)  # nobody has imported numpy
+            threads = [threading.Thread(target=lambda: (begin.wait(), quoka.attention(x, x, x))) for _ in range(8)]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
+            """
+        subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
     def test_a_daemon_thread_at_the_end(self):
         program = """if True:
             import threading, time, numpy, quoka
