@@ -320,34 +320,45 @@ quoka::BasicRows<Byte> sequence_of(const quoka::BasicRows<Byte>& rows, Index b) 
           rows.shape(0).channel_step};
 }
 
-// The past keys that each sequence attends to: a Selection of one sequence, or a list of them, None for all.
-std::vector<const quoka::Selection*> selections_of(nb::handle of, Index batch) {
-  std::vector<const quoka::Selection*> list(static_cast<std::size_t>(batch));
-  if (of.is_none()) return list;
-  const auto one = [](nb::handle x) -> const quoka::Selection* {
+// The past keys that each sequence attends to: a Selection of one sequence, or a list of them, None for all. Holds the
+// Selections: without the GIL another thread may change the list.
+class Selections {
+ public:
+  Selections(nb::handle of, Index batch) : of_(static_cast<std::size_t>(batch)) {
+    if (of.is_none()) return;
+    if (PyList_Check(of.ptr()) == 0 && PyTuple_Check(of.ptr()) == 0) {
+      quoka::detail::require_equal("the number of sequences", batch,
+                                   "that of one selection (give a list of them)", 1);
+      take(0, nb::borrow(of));
+      return;
+    }
+    quoka::detail::require_equal("the number of selections", static_cast<Index>(nb::len(of)),
+                                 "that of sequences", batch);
+    for (std::size_t b = 0; b < of_.size(); ++b) take(b, nb::object(of[b]));
+  }
+  // Of a sequence; null: all of its past.
+  const quoka::Selection* operator[](Index b) const { return of_[static_cast<std::size_t>(b)]; }
+
+ private:
+  void take(std::size_t b, nb::object x) {
+    if (x.is_none()) return;
     const Selection* selection = nullptr;
-    if (!x.is_none() && !nb::try_cast(x, selection))
+    if (!nb::try_cast(x, selection))
       quoka::detail::fail_because(
           "selection must be a quoka.Selection, or, of pages, a list of them");
-    return selection != nullptr ? &selection->of : nullptr;
-  };
-  if (PyList_Check(of.ptr()) == 0 && PyTuple_Check(of.ptr()) == 0) {
-    quoka::detail::require_equal("the number of sequences", batch,
-                                 "that of one selection (give a list of them)", 1);
-    list[0] = one(of);
-    return list;
+    of_[b] = &selection->of;
+    held_.push_back(std::move(x));
   }
-  quoka::detail::require_equal("the number of selections", static_cast<Index>(nb::len(of)),
-                               "that of sequences", batch);
-  for (std::size_t b = 0; b < list.size(); ++b) list[b] = one(of[b]);
-  return list;
-}
+
+  std::vector<const quoka::Selection*> of_;
+  std::vector<nb::object> held_;
+};
 
 // Each sequence as a call of its own. Moves the options' mask and lists there.
 std::vector<quoka::AttentionSequence> sequences_of(const quoka::Rows& q, const Pages& pages,
                                                    const quoka::Chunk& chunk, bool has_chunk,
                                                    const quoka::AttentionOutput& output,
-                                                   nb::handle selection, Options& options) {
+                                                   const Selections& selections, Options& options) {
   const Index batch = pages.tables.batch();
   quoka::detail::require_equal("block_table's sequences", batch, "q's batch", q.batch());
   quoka::detail::require_equal("out's batch", output.out.batch(), "q's batch", batch);
@@ -369,14 +380,13 @@ std::vector<quoka::AttentionSequence> sequences_of(const quoka::Rows& q, const P
   if (!lists.absent() && lists.batch() != 1)
     quoka::detail::require_equal("the lists' batch", lists.batch(), "q's batch", batch);
   options.of.mask = {}, options.of.lists = {};
-  const auto selections = selections_of(selection, batch);
   std::vector<quoka::AttentionSequence> sequences;
   for (Index b = 0; b < batch; ++b) {
     const quoka::Rows k = pages.keys(b), v = pages.values(b);
     // Without a chunk it is the last of what lies in the pages.
     quoka::CachedChunk of{{k, v}, {sequence_of(chunk.k, b), sequence_of(chunk.v, b)}};
     if (!has_chunk) of = quoka::chunk_in_cache(k, v, q.len());
-    of.past.selection = selections[static_cast<std::size_t>(b)];
+    of.past.selection = selections[b];
     const auto& lse = output.lse_nat;
     sequences.push_back(
         {.q = sequence_of(q, b),
@@ -440,7 +450,8 @@ nb::object attend(nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::handle 
   const Index own_keys = k ? queries.len() : 0;
   options.take_mask(mask, queries.len(),
                     (pages ? pages->tables.longest() : past.k.len()) + own_keys);
-  if (!pages) past.selection = selections_of(selection, 1)[0];
+  const Selections selections(selection, pages ? pages->tables.batch() : 1);
+  if (!pages) past.selection = selections[0];
   if (!v && !pages && past.v.empty())
     quoka::detail::fail_because("there is neither a chunk nor a past to attend to");
   const Output out(std::move(out_in), queries, q.rank(),
@@ -452,7 +463,7 @@ nb::object attend(nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::handle 
   const Scratch<quoka::AttentionWorkspace> workspace;
   if (pages) {
     const auto sequences =
-        sequences_of(queries, *pages, chunk, v.has_value(), output, selection, options);
+        sequences_of(queries, *pages, chunk, v.has_value(), output, selections, options);
     run_by(threads, [&](quoka::ExecutorRef executor) {
       quoka::attention(sequences, options.of, executor, *workspace);
     });

@@ -630,6 +630,12 @@ class Pages(Case):
         for b in range(4):
             for x, y in zip(got, of.alone(b, selection=keep[b])):
                 np.testing.assert_array_equal(x[b], y[0], f"sequence {b}")
+
+        class Made(list):  # nobody but the call holds what it gives
+            def __getitem__(self, b):
+                return super().__getitem__(b) and quoka.Selection([[keep[b].positions(0, head) for head in range(2)]], keep[b].kv_len)
+
+        np.testing.assert_array_equal(quoka.attention(of.q, of.own_k, of.own_v, **pages, selection=Made(keep)), got[0])
         self.assertGreater(np.abs(got[0][0] - quoka.attention(of.q, of.own_k, of.own_v, **pages)[0]).max(), 1e-3)
         state, told = quoka.State(4), quoka.State(4)
         for length in (20, 37):
