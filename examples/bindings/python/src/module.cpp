@@ -80,6 +80,8 @@ quoka::Budget budget_of(nb::handle of) {
                               ", but must be " + quoka_examples::budget_rules());
 }
 
+constexpr const char* usual_preset = "recommended";
+
 // budget: None: the preset's own.
 quoka::SelectionOptions selection_options(nb::handle budget, const std::string& preset,
                                           Index queries, Index keep_first, Index keep_last) {
@@ -90,6 +92,17 @@ quoka::SelectionOptions selection_options(nb::handle budget, const std::string& 
   if (queries > 0) quoka::set_queries(options, queries);
   std::visit([&](auto& how) { how.keep_first = keep_first, how.keep_last = keep_last; }, options);
   return options;
+}
+
+// For a call that has no use for selection_options(): whatever of them is not the default.
+void refuse_selection_options(const std::string& preset, Index queries, Index keep_first,
+                              Index keep_last, const std::string& why) {
+  if (preset != usual_preset)
+    quoka::detail::fail_because(why + ", and preset is \"" + preset + "\"");
+  for (const auto& [name, value] :
+       {std::pair{"queries", queries}, {"keep_first", keep_first}, {"keep_last", keep_last}})
+    if (value != 0)
+      quoka::detail::fail_because(why + ", and " + name + " is " + std::to_string(value));
 }
 
 // AttentionOptions and what they refer to.
@@ -524,9 +537,8 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
     if (!budget.is_none())
       quoka::detail::fail_because(
           "there is a state, which has its own budget, and there is another one");
-    if (queries != 0)
-      quoka::detail::fail_because("there is a state, which has its own queries, and queries is " +
-                                  std::to_string(queries));
+    refuse_selection_options(preset, queries, keep_first, keep_last,
+                             "there is a state, which has its own options");
   } else {
     own.emplace(State{
         quoka::AnySelector(selection_options(budget, preset, queries, keep_first, keep_last)), {}});
@@ -653,7 +665,7 @@ NB_MODULE(_core, module) {
                                selection_options(budget, preset, queries, keep_first, keep_last)),
                            {}};
           },
-          "budget"_a = nb::none(), nb::kw_only(), "preset"_a = "recommended", "queries"_a = 0,
+          "budget"_a = nb::none(), nb::kw_only(), "preset"_a = usual_preset, "queries"_a = 0,
           "keep_first"_a = 0, "keep_last"_a = 0, "unknown"_a, "As select() has them.")
       .def(
           "appended",
@@ -787,6 +799,9 @@ NB_MODULE(_core, module) {
                                           .v_scales = {}};
             const Options options(scale, true, window, sinks, softcap, slopes, arithmetic);
             if (budget.is_none()) {
+              refuse_selection_options(
+                  preset, queries, keep_first, keep_last,
+                  "there is no budget, without which every key is attended to");
               new (to) Prefill{quoka::ChunkedPrefill<quoka::DenseSelector>(shape, {}, options.of)};
             } else {
               const quoka::SelectionOptions how =
@@ -796,7 +811,7 @@ NB_MODULE(_core, module) {
             to->visit([&](auto& layer) { layer.reserve(capacity); });
           },
           "q_heads"_a, "kv_heads"_a, "head_dim"_a, nb::kw_only(), "v_dim"_a = nb::none(),
-          "batch"_a = 1, "budget"_a = nb::none(), "preset"_a = "recommended", "queries"_a = 0,
+          "batch"_a = 1, "budget"_a = nb::none(), "preset"_a = usual_preset, "queries"_a = 0,
           "keep_first"_a = 0, "keep_last"_a = 0, "dtype"_a = "float32", "capacity"_a = 0,
           "scale"_a = nb::none(), "window"_a = 0, "sinks"_a = nb::none(), "softcap"_a = 0.0,
           "alibi_slopes"_a = nb::none(), "arithmetic"_a = "automatic", "unknown"_a,
@@ -904,7 +919,7 @@ is copied (but queries whose channels lie apart, masks whose keys do, and tensor
 written. The GIL is released.)");
 
   module.def("select", &choose, "q"_a, "past_k"_a = nb::none(), nb::kw_only(),
-             "budget"_a = nb::none(), "preset"_a = "recommended", "queries"_a = 0,
+             "budget"_a = nb::none(), "preset"_a = usual_preset, "queries"_a = 0,
              "keep_first"_a = 0, "keep_last"_a = 0, "k_pages"_a = nb::none(),
              "block_table"_a = nb::none(), "lengths"_a = nb::none(), "scale"_a = nb::none(),
              "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(), "mask"_a = nb::none(),

@@ -399,6 +399,8 @@ presets = st.sampled_from(["recommended", "balanced", "paper"])
 
 
 class Select(Case):
+    OTHER_OPTIONS = ("preset", "paper"), ("queries", 7), ("keep_first", 4), ("keep_last", 3)  # than the defaults
+
     def setUp(self):
         self.q, self.k = normal(1, 8, 30, 64), normal(1, 2, 400, 64)
 
@@ -531,13 +533,16 @@ class Select(Case):
             ({"preset": "best"}, "best", "recommended"), ({"past_k": k[..., :63]}, 63, 64),
             ({"alibi_slopes": quoka.alibi_slopes(8)}, "alibi_slopes"), ({"chunk_k": k[:, :, :29]}, "chunk_k", 29, 30),
             ({"chunk_k": k[:, :, :30], "mask": np.ones((30, 430), bool)}, "mask", "chunk_k"), ({"queries": -1}, "queries", -1, 0),
-            ({"state": quoka.State(9), "budget": 5}, "state"), ({"budget": None, "state": quoka.State(9), "queries": 7}, "state", 7),
+            ({"state": quoka.State(9), "budget": 5}, "state"),
+            *(({"budget": None, "state": quoka.State(9), name: value}, "state", name, value) for name, value in self.OTHER_OPTIONS),
             ({"past_k": None}, "no past_k")))
         for call, *words in (
                 (lambda: quoka.Selection([[[3, 3]]], 5), 3), (lambda: quoka.Selection([[[5]]], 5), 5, 4),
                 (lambda: quoka.Selection([[[1]], [[1], [2]]], 5), 2, 1), (lambda: one.positions(1, 0), 1, 0), (lambda: one.count(0, -1), -1, 0),
                 (lambda: quoka.State(0.0), "(0, 1]"), (lambda: quoka.State(9, queries=-1), "queries", -1, 0),
-                (lambda: quoka.Prefill(8, 2, 64, budget=9, queries=-1), "queries", -1, 0), (lambda: quoka.State(9).truncate(-1), -1, 0)):
+                (lambda: quoka.Prefill(8, 2, 64, budget=9, queries=-1), "queries", -1, 0),
+                *((lambda given={name: value}: quoka.Prefill(8, 2, 64, **given), "no budget", name, value) for name, value in self.OTHER_OPTIONS),
+                (lambda: quoka.State(9).truncate(-1), -1, 0)):
             self.assert_refused(call, *words)
 
 
