@@ -58,11 +58,11 @@ class ShardedPrefill {
                  const std::optional<quoka::QuokaOptions>& selection, Communicator& ranks,
                  const quoka::AttentionOptions& attention = {}, Index block = ShardMap::usual_block)
       : shape_(shape),
-        selection_options_(selection),
         attention_(attention),
         ranks_(ranks),
         map_(block, ranks.rank(), ranks.ranks()),
         cache_(1, shape.kv_heads, shape.head_dim, v_dim()) {
+    if (selection) selector_.emplace(*selection);
     quoka::detail::require_equal("batch", shape.batch, "one sequence", 1);
     quoka::detail::require_multiple("q_heads", shape.q_heads, "kv_heads", shape.kv_heads);
     if (shape.k_format != nullptr || shape.v_format != nullptr)
@@ -82,24 +82,22 @@ class ShardedPrefill {
     quoka::detail::require_sizes("q", q.sizes(), {1, shape_.q_heads, q.len(), shape_.head_dim});
     quoka::detail::require_sizes("out", out.sizes(), {1, shape_.q_heads, q.len(), v_dim()});
     quoka::detail::require_equal("k's len", k.len(), "q_len", q.len());
-    cache_.check(k, v);
+    check(k, v);
     select(q, executor);
     attend(q, k, v, out, executor);
-    append(k, v, executor);
+    append_checked(k, v, executor);
   }
 
   // A saved prefix: takes over this rank's part of keys and values, without attention. Not
   // collective.
   void append(View k, View v, quoka::ExecutorRef executor = serial()) {
-    map_.for_own(kv_len_, kv_len_ + k.len(), [&](Index begin, Index n) {
-      cache_.append(k.slice(begin - kv_len_, n), v.slice(begin - kv_len_, n), executor);
-    });
-    kv_len_ += k.len();
-    if (selection_options_)
-      quoka::QuokaSelector(*selection_options_).appended(own_keys({}), state_, executor);
+    check(k, v);
+    append_checked(k, v, executor);
   }
-  // Back to the first `len` tokens, on every rank.
+  // Back to the first `len` tokens, on every rank. Throws std::invalid_argument beyond the present
+  // length.
   void truncate(Index len) {
+    quoka::detail::require_at_least("truncate's len", len, 0);
     quoka::detail::require_at_most("truncate's len", len, "the layer's len", kv_len_);
     kv_len_ = len;
     cache_.truncate(map_.local_len(len));
@@ -151,16 +149,30 @@ class ShardedPrefill {
             .capacity = cache_.capacity()};
   }
 
+  // The same on every rank, whichever keys are its own.
+  void check(View k, View v) const {
+    cache_.check(k, v);
+    quoka::detail::require_at_most("k's len", k.len(), "max_keys without the layer's",
+                                   quoka::max_keys - kv_len_);
+  }
+  void append_checked(View k, View v, quoka::ExecutorRef executor) {
+    map_.for_own(kv_len_, kv_len_ + k.len(), [&](Index begin, Index n) {
+      cache_.append(k.slice(begin - kv_len_, n), v.slice(begin - kv_len_, n), executor);
+    });
+    kv_len_ += k.len();
+    if (selector_) selector_->appended(own_keys({}), state_, executor);
+  }
+
   // Writes selection_, by positions, and own_, this rank's part of it by places in its cache.
   void select(View q, quoka::ExecutorRef executor) {
     const Index heads = shape_.kv_heads, local = cache_.len();
-    const Index budget = selection_options_ ? selection_options_->budget.count(kv_len_) : kv_len_;
+    const Index budget = selector_ ? selector_->options().budget.count(kv_len_) : kv_len_;
     if (budget >= kv_len_) {
       selection_.select_all(1, heads, kv_len_);
       own_.select_all(1, heads, local);
       return;
     }
-    const quoka::QuokaOptions& forced = *selection_options_;
+    const quoka::QuokaOptions& forced = selector_->options();
     const Index first = std::min(forced.keep_first, budget),
                 last = std::min(forced.keep_last, budget - first), wanted = budget - first - last;
     const std::vector<Candidate> all =
@@ -193,7 +205,7 @@ class ShardedPrefill {
         all(mine.size() * static_cast<std::size_t>(ranks_.ranks()));
     if (wanted > 0 && local > 0) {
       // As many as the budget: those that are forced anyway are among them.
-      quoka::QuokaOptions options = *selection_options_;
+      quoka::QuokaOptions options = selector_->options();
       options.budget = quoka::Budget::keys(budget);
       options.keep_first = options.keep_last = 0;
       quoka::Selection best;
@@ -221,7 +233,7 @@ class ShardedPrefill {
   // [1, kv_heads, budget] by the stages of the algorithm, of these keys alone.
   quoka::Tensor<float, 3> scores_of(View q, const quoka::Selection& best,
                                     quoka::ExecutorRef executor) const {
-    const quoka::QuokaOptions& o = *selection_options_;
+    const quoka::QuokaOptions& o = selector_->options();
     const auto kept = quoka::subselect_queries(q, o.n_queries, executor);
     const auto q_bar = quoka::pre_aggregate(kept, shape_.kv_heads, executor);
     const auto keys = quoka::gather(cache_.k().typed<float>(), best, executor);
@@ -301,7 +313,7 @@ class ShardedPrefill {
   }
 
   quoka::LayerShape shape_;
-  std::optional<quoka::QuokaOptions> selection_options_;
+  std::optional<quoka::QuokaSelector> selector_;  // none: every key
   quoka::AttentionOptions attention_;
   Communicator& ranks_;
   ShardMap map_;

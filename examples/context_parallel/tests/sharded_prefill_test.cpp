@@ -176,8 +176,34 @@ TEST(ShardedPrefill, RefusesWhatNeedsAllKeysInOnePlace) {
   const std::vector<float> slopes(4, 0.5f);
   refuses({}, {"slopes"}, {.alibi_slopes = slopes});
   refuses({}, {"q_offset"}, {.q_offset = 0});
+  refuses(QuokaOptions{.keep_first = -5}, {"keep_first", -5});
+  refuses(QuokaOptions{.n_queries = 0}, {"n_queries", 0});
   expect_refused([] { ThreadRanks none(0); }, {"ranks", 0, 1});
   expect_refused([&] { (void)ranks.communicator(1); }, {"rank", 1, 0});
+}
+
+// A wrong call is refused by every rank, and none takes anything over.
+TEST(ShardedPrefill, IsAsItWasAfterARefusal) {
+  Random random(932);
+  const auto k = random.tensor<float>(1, 2, 100, 8), v = random.tensor<float>(1, 2, 100, 8),
+             few = random.tensor<float>(1, 2, 99, 8);
+  for (const int rank : {0, 1}) {
+    ThreadRanks ranks(2);
+    auto communicator = ranks.communicator(rank);
+    ShardedPrefill layer({.q_heads = 4, .kv_heads = 2, .head_dim = 8}, {}, communicator, {}, 10);
+    layer.append(quoka::view_of(k), quoka::view_of(v));
+    const auto refuses = [&](const std::function<void()>& call,
+                             std::initializer_list<Fragment> fragments) {
+      expect_refused(call, fragments);
+      EXPECT_EQ(layer.kv_len(), 100);
+      EXPECT_EQ(layer.cache().len(), 50);
+    };
+    refuses([&] { layer.append(quoka::view_of(k), quoka::view_of(few)); }, {"v", 99, 100});
+    refuses([&] { layer.append(quoka::view_of(k).slice(0, 4), quoka::view_of(few)); },
+            {"v", 99, 4});
+    refuses([&] { layer.truncate(-1); }, {"truncate", -1, 0});
+    refuses([&] { layer.truncate(101); }, {"truncate", 101, 100});
+  }
 }
 
 // Counts what this rank sends.
