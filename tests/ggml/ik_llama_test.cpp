@@ -10,7 +10,10 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <thread>
 #include <vector>
+
+#include <malloc.h>
 
 extern "C" int quoka_flash_attn(ggml_tensor* dst, int ith, int nth);
 
@@ -128,6 +131,17 @@ TEST(IkLlama, SinksAndSoftCapsAreTheOperations) {
   call.set(0.2f, 0.0f, 2.0f);
   ASSERT_EQ(call.run(2), 2);
   EXPECT_LT(call.error(), float_bound());
+}
+
+// ggml may start new threads for each graph.
+TEST(IkLlama, AThreadsMemoryEndsWithIt) {
+  Call call(GGML_TYPE_F16, 33, 70, 1);
+  const auto in_new_threads = [&](int count) {
+    for (int i = 0; i < count; ++i) std::thread([&] { call.run(1); }).join();
+    return mallinfo2().uordblks;
+  };
+  const std::size_t before = in_new_threads(2);
+  EXPECT_LT(in_new_threads(50), before + 50'000);
 }
 
 TEST(IkLlama, LeavesOtherOperations) {

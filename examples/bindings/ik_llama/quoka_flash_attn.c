@@ -4,6 +4,7 @@
 #include <ggml.h>
 #include <quoka/c.h>
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,13 +36,29 @@ static quoka_tensor rows(char* data, int32_t type, int64_t heads, int64_t len, i
   return r;
 }
 
+static pthread_key_t workspaces;  // a thread's own; freed as it ends
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void free_workspace(void* workspace) { quoka_workspace_free(workspace); }
+static void make_key(void) {
+  if (pthread_key_create(&workspaces, free_workspace) != 0) abort();
+}
+// That of the calling thread. Without OpenMP ggml starts new threads for each graph.
+static quoka_workspace* own_workspace(void) {
+  if (pthread_once(&once, make_key) != 0) abort();
+  quoka_workspace* workspace = pthread_getspecific(workspaces);
+  if (workspace == NULL && (quoka_workspace_create(&workspace) != QUOKA_OK ||
+                            pthread_setspecific(workspaces, workspace) != 0))
+    abort();
+  return workspace;
+}
+
 // Returns whether it has computed dst, the same on all threads. It leaves calls of fewer than 16 queries, with ALiBi,
 // without a mask or of other types.
 int quoka_flash_attn(struct ggml_tensor* dst, int ith, int nth);
 int quoka_flash_attn(struct ggml_tensor* dst, int ith, int nth) {
   const struct ggml_tensor *q = dst->src[0], *k = dst->src[1], *v = dst->src[2],
                            *mask = dst->src[3], *sinks = dst->src[4];
-  static _Thread_local quoka_workspace* workspace;  // for the thread's life
   const int64_t queries = q->ne[1], kv_heads = k->ne[2], group = q->ne[2] / kv_heads;
   float parameters[3];  // scale, largest ALiBi bias, soft-cap
   memcpy(parameters, dst->op_params, sizeof parameters);
@@ -50,7 +67,7 @@ int quoka_flash_attn(struct ggml_tensor* dst, int ith, int nth) {
       parameters[1] != 0.0f || dst->src[5] != NULL || v->ne[2] != kv_heads ||
       k->ne[3] != q->ne[3] || v->ne[3] != q->ne[3])
     return 0;
-  if (workspace == NULL && quoka_workspace_create(&workspace) != QUOKA_OK) abort();
+  quoka_workspace* const workspace = own_workspace();
 
   // An item is a part of a KV head's queries in one sequence. The number of parts gives all threads as many items.
   const int64_t heads = kv_heads * q->ne[3];
