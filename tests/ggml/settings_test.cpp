@@ -320,13 +320,15 @@ TEST(GgmlSettings, ValuesAreReadToTheirEnd) {
 }
 
 TEST(GgmlSettings, AllThatIsWrongIsNamedAtOnce) {
-  const Parsed parsed("MODE=fast BUDGET=1.5 CHUNK=0 ARITHMETIC=fp8 MOED=paper STATS=yes " +
-                      config(R"({"bugdet": 3, "model": {"heads": 3, "q_heads": -1},
+  const Parsed parsed(
+      "MODE=fast BUDGET=1.5 CHUNK=0 ARITHMETIC=fp8 MOED=paper STATS=yes ISA=v\xff " +
+      config(R"({"bugdet": 3, "model": {"heads": 3, "q_heads": -1},
                                  "layer_budgets": {"x": 64, "3": 0}})"));
   for (const char* const says :
        {"mode is \"fast\"", "budget is 1.5", "chunk is 0", "arithmetic is \"fp8\"",
-        "QUOKA_MOED is not a variable", "stats is \"yes\"", "bugdet is not a setting", "\"heads\"",
-        "q_heads is -1", "\"x\"", "the budget of layer 3 is 0"})
+        "QUOKA_MOED is not a variable", "QUOKA_ISA is not UTF-8", "stats is \"yes\"",
+        "bugdet is not a setting", "\"heads\"", "q_heads is -1", "\"x\"",
+        "the budget of layer 3 is 0"})
     parsed.expect_refused(says);
 }
 

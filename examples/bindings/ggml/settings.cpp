@@ -83,6 +83,13 @@ bool is_of_tests(const std::string& name) {
   return name.starts_with("QUOKA_TEST_") || name.ends_with("_SEED") || name.ends_with("_CASES") ||
          contains(of_tests, name);
 }
+// JSON has no other text.
+bool is_utf8(const json& value) try {
+  (void)value.dump();
+  return true;
+} catch (const json::type_error&) {
+  return false;
+}
 // Refuses variables that look like a setting and are not one.
 void check_variables(quoka_examples::Refusals& refused) {
   std::vector<std::string> known{"QUOKA_CONFIG"};
@@ -202,7 +209,12 @@ Settings read_settings(std::string& problem) try {
   std::vector<std::string> of_file, of_variables;
   for (const std::string& key : variables)
     if (const char* const text = value_of_variable(variable_of(key))) {
-      all[key] = value_of(text);
+      const json value = value_of(text);
+      if (!is_utf8(value)) {
+        refused.in([&] { throw std::invalid_argument(variable_of(key) + " is not UTF-8"); });
+        continue;
+      }
+      all[key] = value;
       of_variables.push_back(key +
                              (file.contains(key) ? " (in place of " + file[key].dump() + ")" : ""));
       file.erase(key);
