@@ -149,6 +149,9 @@ template <class S>
 void expect_an_effect_of_each_member() {
   using Options = typename S::Options;
   if constexpr (!std::is_empty_v<Options>) {
+    static_assert(
+        requires(Options & o) { members(o); },
+        "options without QUOKA_TEST_MEMBERS: a line above has one for each method");
     using Members = decltype(members(std::declval<Options&>()));
     const auto expect_effect = [&]<std::size_t at>() {
       Random random(at);
