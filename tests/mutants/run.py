@@ -92,6 +92,10 @@ def read_equal(path):
 
 def changed_lines(base):
     """Header to the lines that differ from the commit `base`."""
+    unknown = subprocess.run(["git", "-C", TREE, "ls-files", "--others", "--exclude-standard", "--", "include"],
+                             capture_output=True, text=True, check=True).stdout.split()
+    if unknown:
+        sys.exit("git does not compare new files that it does not know: git add " + " ".join(unknown))
     text = subprocess.run(["git", "-C", TREE, "diff", "-U0", base, "--", "include"], capture_output=True, text=True,
                           check=True).stdout
     lines, header = collections.defaultdict(set), ""
