@@ -258,7 +258,7 @@ class Selects(unittest.TestCase):
         with watched() as chosen:
             model(**PAPER | {"dense_layers": 3, "chunk": 50, "min_past": 100})(ids(1, 220))
         self.assertEqual([(c.first, c.selection is None) for c in chosen],
-                         [(0, True), (50, True), (100, True), (150, False), (200, False)])
+                         [(0, True), (50, True), (100, False), (150, False), (200, False)])
 
     def test_what_was_chosen_can_be_watched(self):
         ours = model(**PAPER | {"budget": 20, "chunk": 60, "dense_layers": 2})

@@ -505,7 +505,7 @@ def _select_and_attend(query, key, value, out, mask, chosen, layer, sinks, optio
             queries, past = q[:, :, begin:end], k[:, :, :first]
             rows = None if mask is None else mask[b if mask.shape[0] > 1 else 0, None, :, begin:end, :last]
             keep = None
-            if first > chosen.min_past and first > 0:
+            if first >= max(chosen.min_past, 1):
                 own = None if rows is not None else k[:, :, first:last]
                 if states is not None:
                     keep = _core.select(queries, past, chunk_k=own, state=states[b], **selecting)
