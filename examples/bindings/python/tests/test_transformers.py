@@ -373,7 +373,7 @@ print(sys.argv[1:], chosen[-1].selection.max_count, len(none))
                 ({"min_queries": -1}, "min_queries is -1"), ({"dense_layers": "0,5"}, r"such as \[0, 5\]"), ({"dense_layers": -5}, "dense_layers is -5"),
                 ({"dense_layers": [0, -1]}, "-1"), ({"dense_layers": "first"}, "'first'"), ({"dense_layers": True}, "True"),
                 ({"layer_budgets": {"3": -5}}, "-5"), ({"layer_budgets": [3]}, "layer_budgets"), ({"layer_budgets": {"last": 3}}, "'last'"),
-                ({"layer_budgets": {-1: 3}}, "-1"), ({"budgets": 3}, "budgets"), ({"bugdet": 3}, "'bugdet' .*Is 'budget' meant"), (["paper"], r"\['paper'\]")):
+                ({"layer_budgets": {-1: 3}}, "-1"), ({"layer_budgets": {"07": 3}}, "'07'"), ({"budgets": 3}, "budgets"), ({"bugdet": 3}, "'bugdet' .*Is 'budget' meant"), (["paper"], r"\['paper'\]")):
             with self.assertRaisesRegex(ValueError, words):
                 Settings.of(given)
         with self.assertRaisesRegex(ValueError, "bugdet"), settings(bugdet=3):

@@ -78,7 +78,7 @@ class Settings:
         budgets = [("budget", self.budget)]
         if isinstance(self.layer_budgets, dict):
             for layer in self.layer_budgets:
-                if not (_is_whole(layer, 0) or (isinstance(layer, str) and layer.isdecimal())):
+                if not (_is_whole(layer, 0) or (isinstance(layer, str) and layer.isdecimal() and layer == str(int(layer)))):
                     yield f"layer_budgets has {layer!r}, but must have numbers of layers, from 0 on"
             budgets += [(f"the budget of layer {n}", b) for n, b in self.layer_budgets.items()]
         else:
