@@ -412,8 +412,9 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
                                       is_causal=is_causal, position_bias=position_bias, softcap=softcap, **kwargs)
 
     if (reason := _not_ours(query, key, value, dropout, position_bias)) is not None:
-        if s_aux is not None:
-            raise ValueError(f"quoka: {reason}, and this model has attention sinks, which sdpa does not know")
+        for there, name in ((s_aux, "attention sinks"), (softcap, "a soft-cap")):
+            if there is not None:
+                raise ValueError(f"quoka: {reason}, and this model has {name}, which sdpa does not know")
         _warn_once(f"{reason}: attention is sdpa's")
         return by_sdpa()
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
