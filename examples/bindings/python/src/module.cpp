@@ -650,6 +650,8 @@ NB_MODULE(_core, module) {
           nb::is_operator())
       .def("__repr__", &Selection::repr);
 
+  module.attr("Selection").attr("__hash__") = nb::none();  // equal ones would have different hashes
+
   nb::class_<State>(
       module, "State",
       "What selection keeps of one layer of one sequence: 8-bit codes of its keys. What they "

@@ -544,6 +544,9 @@ class Select(Case):
                 *((lambda given={name: value}: quoka.Prefill(8, 2, 64, **given), "no budget", name, value) for name, value in self.OTHER_OPTIONS),
                 (lambda: quoka.State(9).truncate(-1), -1, 0)):
             self.assert_refused(call, *words)
+        self.assertEqual(one, quoka.Selection([[[1]]], 5))
+        with self.assertRaises(TypeError):
+            hash(one)
 
 
 class Paged:

@@ -1,5 +1,5 @@
 from collections.abc import Buffer, Sequence
-from typing import Any, Literal, Protocol, overload
+from typing import Any, ClassVar, Literal, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ CacheDtype = Literal["float32", "float16", "bfloat16", "q8_0", "u8"]
 __version__: str
 
 class Selection:
+    __hash__: ClassVar[None]  # type: ignore[assignment]
     def __init__(self, lists: Sequence[Sequence[Sequence[int]]], kv_len: int) -> None: ...
     @property
     def batch(self) -> int: ...
