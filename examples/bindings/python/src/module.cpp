@@ -673,6 +673,7 @@ NB_MODULE(_core, module) {
           "appended",
           [](State& state, nb::handle k_in, Index capacity, int threads) {
             const InModule here;
+            require_size("capacity", capacity, 0);
             const auto held = state.change();
             const CachedKeys keys(k_in, "k");
             const quoka::Rows k = keys.k();
@@ -994,7 +995,7 @@ less. Without batch where q has none. Raises ValueError, with both numbers. The 
   module.def(
       "set_threads",
       [](int threads) {
-        quoka::detail::require_at_least("threads", threads, 0);
+        if (threads != 0) require_threads(threads);
         default_threads() = threads;
       },
       "threads"_a,

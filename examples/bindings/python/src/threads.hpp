@@ -242,14 +242,22 @@ class SomeWorkers {
   int workers_;
 };
 
+inline int processors() {
+  static const int count = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return count;
+}
+// Throws std::invalid_argument for another number of threads than one pool may have.
+inline void require_threads(int threads) {
+  quoka::detail::require_at_least("threads", threads, 1);
+  quoka::detail::require_at_most("threads", threads, "what one pool may have",
+                                 std::max(1024, processors()));
+}
+
 // The one pool, which is made when it is first asked for, kept, and made again if it has too few
 // threads, and in the child of a fork(), where its threads are not: with the GIL.
 inline SomeWorkers workers_of_pool(int threads) {
-  static const int processors = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  if (threads == 0) threads = processors;
-  quoka::detail::require_at_least("threads", threads, 1);
-  quoka::detail::require_at_most("threads", threads, "what one pool may have",
-                                 std::max(1024, processors));
+  if (threads == 0) threads = processors();
+  require_threads(threads);
   if (threads == 1) return {nullptr, 1};
   // Never destroyed: a program that ends does not wait for its threads.
   static auto& pool = *new std::shared_ptr<quoka::ThreadPool>;

@@ -542,7 +542,8 @@ class Select(Case):
                 (lambda: quoka.State(0.0), "(0, 1]"), (lambda: quoka.State(9, queries=-1), "queries", -1, 0),
                 (lambda: quoka.Prefill(8, 2, 64, budget=9, queries=-1), "queries", -1, 0),
                 *((lambda given={name: value}: quoka.Prefill(8, 2, 64, **given), "no budget", name, value) for name, value in self.OTHER_OPTIONS),
-                (lambda: quoka.State(9).truncate(-1), -1, 0)):
+                (lambda: quoka.State(9).truncate(-1), -1, 0), (lambda: quoka.State(9).appended(k, capacity=-1), "capacity", -1, 0),
+                (lambda: quoka.State(9).appended(k, capacity=2**40), "capacity", 2**40)):
             self.assert_refused(call, *words)
         self.assertEqual(one, quoka.Selection([[[1]]], 5))
         with self.assertRaises(TypeError):
@@ -920,7 +921,8 @@ class Calls(Case):
         quoka.set_threads(2)
         np.testing.assert_array_equal(quoka.attention(q, k, v), expected)
         quoka.set_threads(0)
-        self.assert_refused(lambda: quoka.set_threads(-1), -1, 0)
+        self.assert_refused(lambda: quoka.set_threads(-1), -1, 1)
+        self.assert_refused(lambda: quoka.set_threads(10**6), 10**6, 1024)
 
     def test_names(self):
         self.assertRegex(quoka.__version__, r"^\d+\.\d+\.\d+$")
