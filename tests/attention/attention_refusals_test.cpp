@@ -455,7 +455,7 @@ TEST(MergeRefuses, PartsOfTwoShapes) {
   }
 }
 
-// Four views of one buffer, side by side; then two of them have an element in common, or rows of one.
+// Four views of one buffer: side by side; then two of them overlap by one element, or rows of one view overlap.
 TEST(MergeRefuses, PartsThatShareMemory) {
   constexpr Index out = 48, lse = 6;  // [1, 2, 3, 8] and [1, 2, 3]
   enum { out_a, lse_a, out_b, lse_b };

@@ -1,4 +1,5 @@
-// Attention over a list of keys for each query, in what the random cases of attention_suite_test.cpp are too small for.
+// Attention over a list of keys for each query: calls that are too large for the drawn cases of
+// attention_suite_test.cpp.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/runtime/thread_pool.hpp>
@@ -12,7 +13,7 @@ namespace {
 
 using namespace quoka_test;
 
-// More keys than have their bits read at once, and rows enough that one task goes through all of them.
+// More keys than the bits of one section cover, and so many rows that one task goes through all sections.
 TEST(ListedAttention, ASectionOfKeysEndsAndAnotherBegins) {
   Random random(5);
   constexpr Index keys = 2 * 65536 + 777, q_len = 18;
@@ -22,7 +23,7 @@ TEST(ListedAttention, ASectionOfKeysEndsAndAnotherBegins) {
   for (Index i = 0; i < q_len; ++i) {
     std::vector<Index> list;
     for (int n = 0; n < 300; ++n) list.push_back(random.below(keys));
-    for (const Index end : {65536, 131072})  // or before it, by less than a range of keys
+    for (const Index end : {65536, 131072})  // up to one range of keys before it
       for (Index key = end - 1024; key <= end; ++key)
         if (random.below(8) == 0) list.push_back(key);
     lists.set(0, 0, i, list);

@@ -14,7 +14,7 @@ namespace {
 
 using namespace quoka_test;
 
-// Kinds that only hide take no bias.
+// Masks of bytes and of bits hide, and have no biases.
 TEST(VisibleCells, ByWhoSeesThem) {
   using enum StoredMask::Kind;
   quoka::ThreadPool pool(2);
@@ -22,13 +22,13 @@ TEST(VisibleCells, ByWhoSeesThem) {
     const StoredMask::Kind kind = random.one_of(single, half, bfloat16, bytes, bits);
     const Index batch = 1 + random.below(2), heads = random.one_of(1, 3), q_len = 5,
                 kv_len = random.one_of(0, 7, 64, 1500);
-    const double seldom = random.one_of(0.0, 0.05);  // a cell is hidden from one query
+    const double seldom = random.one_of(0.0, 0.05);  // how often a cell is hidden from a query
     Tensor4<float> added(batch, heads, q_len, kv_len + q_len);
     added.setZero();
     std::vector<std::vector<Position>> to_all(uz(batch)), to_some = to_all;
     for (Index b = 0; b < batch; ++b)
       for (Index t = 0, run = 0; t < kv_len; ++t) {
-        if (t % 16 == 0) run = random.below(3);  // cells that are alike: bytes are read by eight
+        if (t % 16 == 0) run = random.below(3);  // equal cells: bytes are read by eight
         Index seen = 0;
         for (Index head = 0; head < heads; ++head)
           for (Index i = 0; i < q_len; ++i) {

@@ -708,7 +708,7 @@ TEST(CDoorRefuses, StructsOfNoKnownSize) {
   Call x;
   struct {
     quoka_attention_args known;
-    int64_t later[512];  // no frame has room for them beside its copy
+    int64_t later[512];  // more than the library's copy of the struct has room for
   } longer{x.args, {}};
   longer.known.size = sizeof longer;
   EXPECT_EQ(quoka_attention(&longer.known), QUOKA_OK) << quoka_message();

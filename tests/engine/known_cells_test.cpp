@@ -73,7 +73,7 @@ TEST(KnownCells, ALookFindsTheCellsThatChanged) {
               for (Index head = 0; head < heads; ++head)
                 std::copy_n(keys.row(0, head, other), row_bytes, keys.row(0, head, cell));
               break;
-            case 2:  // as far from the beginning of a number
+            case 2:  // two bytes with the same place in their numbers
               std::swap(row[i], keys.row(0, below(heads), cell)[i % 4 + below(row_bytes / 4) * 4]);
               break;
             default:

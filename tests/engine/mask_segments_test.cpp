@@ -114,7 +114,7 @@ TEST_F(Masks, SingleRowsThatShareCellsAreOneSegment) {
   join_sparse_segments(segments, cells);
   EXPECT_EQ(segments.size(), 5u);
   rows.clear();
-  for (Position i = 0; i < 2; ++i) row(range(20 * i, 20 * i + 60));  // 1.5 of them see each cell
+  for (Position i = 0; i < 2; ++i) row(range(20 * i, 20 * i + 60));  // 1.5 rows see a cell
   segments = read();
   ASSERT_EQ(segments.size(), 2u);
   join_sparse_segments(segments, cells);

@@ -391,7 +391,7 @@ TEST(MaskedAttention, EachRowIsWhatItsMaskSays) {
       SCOPED_TRACE(::testing::Message() << "of " << budget << " keys, or exact");
       MaskedOptions masked;
       if (budget > 0) masked = selecting(QuokaOptions{.budget = Budget::keys(budget)});
-      // What else says which keys are seen has no effect.
+      // Other options that say which keys are seen have no effect.
       AttentionOptions options{.arithmetic = Arithmetic::float_, .causal = random.below(2) == 0};
       if (random.below(2) == 0) {
         options.mask = quoka::Mask::bytes(hidden.data(), {1, 1, n_q, cells}, {0, 0, cells});

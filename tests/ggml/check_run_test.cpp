@@ -58,7 +58,7 @@ class CheckProgram : public Command {
   }
   json result() const { return json::parse(text_of(folder_ / "out/check.json")); }
   json settings() const { return json::parse(text_of(folder_ / "out/settings.json")); }
-  // As if it had been stopped before these steps and its advice, with this report of the others.
+  // The files of a run with this report that was stopped before these steps and its advice.
   void stop_before(json report, const std::vector<const char*>& steps) const {
     for (const char* const step : steps) report["steps"].erase(step);
     report.erase("advice");
@@ -339,12 +339,12 @@ class CheckScript : public Command {
     return run_here("PATH=" + (folder_ / "bin").string() + ":$PATH bash " QUOKA_CHECK_SCRIPT " " +
                     arguments);
   }
-  // And nothing is installed or built.
+  // Ends with this status before anything is installed or built.
   void expect_at_once(const std::string& arguments, int status) {
     EXPECT_EQ(run(arguments), status) << arguments << ":\n" << said_;
     EXPECT_FALSE(std::filesystem::exists(folder_ / "called") || says("Traceback")) << said_;
   }
-  // The --options that it has said.
+  // The --options among its output.
   std::set<std::string> options() const {
     std::set<std::string> all;
     const std::regex option("(^|[ ,])(--[a-z-]+)");

@@ -120,8 +120,9 @@ TEST(CheckAdvice, NamesWhatIsLostAndNothingElse) {
     EXPECT_EQ(loses_too_much(outcome, with("exact", 2, 0, 0, kl_of_exact), {}), loss);
 }
 
-// Of those that lose little and are surely faster than exact mode, 1.05 times: the fastest, or one that is about as fast, which
-// may be chance, and loses less. Then exact mode, if it is faster than llama.cpp and has its logits.
+// Among those that lose little and are surely 1.05 times as fast as exact mode: the fastest, or one that loses less and
+// is about as fast, a difference that may be chance. Else exact mode, if it is faster than llama.cpp and has its
+// logits.
 TEST(CheckAdvice, IsTheFastestThatLosesLittle) {
   using Use = Advice::Use;
   const Outcome exact = with("exact", 2, 0, 0), single = with("exact float", 2, 0, 0);
@@ -138,7 +139,7 @@ TEST(CheckAdvice, IsTheFastestThatLosesLittle) {
     std::vector<Outcome> others;
     Use use;
     std::size_t contender;
-    std::string says = "";  // why; each part behind a |
+    std::string says = "";  // parts of Advice::why, with | between them
     Limits limits = {};
   } all[] = {
       {exact,

@@ -294,7 +294,7 @@ TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
        "QUOKA_MODEL is not a variable of this backend: model is a key of the file that "
        "QUOKA_CONFIG "
        "names"},
-      // Of the file. Of budgets, layers and models layer_policy_test.cpp has a table.
+      // In the file. Wrong budgets, layers and models: layer_policy_test.cpp.
       {config(R"({"min_pasts": 3})"), "min_pasts is not a setting of this backend, min_past is"},
       {config(R"({"QUOKA_BUDGET": 64})"),
        "QUOKA_BUDGET is not a setting of this backend, budget is"},

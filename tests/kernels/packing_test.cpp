@@ -1,6 +1,6 @@
-// kernels/panel_packing.hpp: what no result shows. Rows of every format lie where the kernels read them, or attention's
-// numbers would not be the oracle's (attention_suite_test.cpp); here: places without a row, values that are told to be
-// finite, and how much is prefetched.
+// kernels/panel_packing.hpp: what no result of attention shows. That rows of every format are packed where the kernels
+// read them is tested by attention_suite_test.cpp. Here: padding is zero, finite values are reported as finite, and how
+// much is prefetched.
 
 #include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/panel_packing.hpp>
@@ -27,7 +27,7 @@ struct SomeRows {
   std::vector<quoka::ConstRow> all;
 };
 
-TEST(Packing, PlacesWithoutARowAreZeros) {
+TEST(Packing, PaddingIsZero) {
   Random random(21);
   quoka::Buffer<float> buffer;
   const auto fresh = [&](Index count) {
@@ -65,8 +65,8 @@ TEST(Packing, PlacesWithoutARowAreZeros) {
   }
 }
 
-// Else products with them would be looked at one by one.
-TEST(Packing, ValuesAreFiniteUpToTheLastFloat) {
+// Values that are not finite are multiplied one by one, which is slow.
+TEST(Packing, TheLargestFloatIsReportedAsFinite) {
   Random random(24);
   quoka::Buffer<float> buffer;
   for (const Index dim : dims) {

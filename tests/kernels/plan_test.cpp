@@ -24,7 +24,7 @@ double imbalance(std::span<const AttentionCall> calls, int workers) {
   double total = 0.0;
   for (const AttendItem& item : plan.attends) {
     EXPECT_LE(item.panels, quoka::detail::kernel_sizes().panels_per_task)
-        << "scratch memory is for so many";
+        << "scratch memory holds no more";
     const AttentionCall& call = *item.plan->call;
     const quoka::detail::KeySequence keys(call, item.head);
     const auto work = static_cast<double>(item.panels * keys.range().count()) /
@@ -64,7 +64,7 @@ TEST(Plan, BalancesDenseSequencesBesideSelectingOnes) {
   for (const int workers : {2, 4, 8}) EXPECT_LT(imbalance(calls, workers), 1.5) << workers;
 }
 
-// A worker for each of three parts: fewer items would be as balanced.
+// Three parts and three workers: an item with all panels of a part would be as balanced.
 TEST(Plan, GivesNoItemMorePanelsThanATaskHas) {
   const std::vector<float> memory(100'000);
   std::vector<float> written(4096);

@@ -1,5 +1,6 @@
-// Allocations: none in the steady state of a decode loop, and little beyond the cache at 32,768 keys. And attention's
-// workspace after memory has run out; a layer: prefill_suite_test.cpp, a sketch: cache_sketch_test.cpp.
+// Allocations: none in the steady state of a decode loop, and little beyond the cache at 32,768 keys. Attention's
+// workspace after an allocation has failed; for a layer that is in prefill_suite_test.cpp, for a sketch in
+// cache_sketch_test.cpp.
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/layer/chunked_prefill.hpp>

@@ -60,7 +60,7 @@ KeySketch sketch_of(const Rows& pool) {
   return sketch;
 }
 
-// The codes of the first rows of both are the same, and all numbers beside them.
+// Both have the same codes of the first rows, with the same scales, errors and lengths.
 void expect_same_codes(const KeySketch& a, const KeySketch& b, Index rows) {
   for (Index head = 0; head < kv_heads; ++head) {
     const auto same = [&](auto of, Index count) {
@@ -74,9 +74,9 @@ void expect_same_codes(const KeySketch& a, const KeySketch& b, Index rows) {
   }
 }
 
-// A pool of pages, or a cache without any, grows, shrinks, moves, is cut into other pages and written anew. The sketch is
-// that of a new object which is told of the same rows; others have no codes. Selection is that in float, also where
-// memory ran out for an update.
+// A cache, in pages or without, grows, shrinks, moves, is cut into other pages and overwritten. After each step the
+// sketch equals a new one that is updated with the same rows; rows without an update have no codes. Selection by it is
+// that in float, also after an update whose allocation failed.
 TEST(CacheSketch, FollowsItsPoolThroughAnyHistory) {
   for_each_draw(40, [&](Random& random) {
     constexpr Index most = 384, dim = 32;  // rows of a head, channels
@@ -89,11 +89,11 @@ TEST(CacheSketch, FollowsItsPoolThroughAnyHistory) {
                                           {kv_heads * head_step, head_step, dim, 1}));
     };
     KeySketch sketch;
-    std::set<Position> told;
-    // Without room for all rows it is not used.
-    const auto expect_as_told = [&] {
+    std::set<Position> updated;
+    // A sketch that lacks room for all rows is not used.
+    const auto expect_as_new = [&] {
       KeySketch fresh;
-      fresh.update(pool(), std::vector<Position>(told.begin(), told.end()), SerialExecutor{});
+      fresh.update(pool(), std::vector<Position>(updated.begin(), updated.end()), SerialExecutor{});
       if (sketch.has_room()) expect_same_codes(sketch, fresh, pages * page);
       std::vector<Position> table;
       for (const Index i : random.permutation(pages)) table.push_back(static_cast<Position>(i));
@@ -102,43 +102,43 @@ TEST(CacheSketch, FollowsItsPoolThroughAnyHistory) {
       const auto q = random.tensor<float>(1, q_heads, 9, dim);
       EXPECT_TRUE(as_in_float({.q = q, .k = keys, .sketch = &sketch}));
     };
-    // Every `step`-th of these rows.
-    const auto tell = [&](Index begin, Index count, Index step = 1) {
+    // With every `step`-th of these rows.
+    const auto update = [&](Index begin, Index count, Index step = 1) {
       std::vector<Position> rows;
       for (Index row = begin; row < begin + count; row += step)
         rows.push_back(static_cast<Position>(row));
       InTurns by{random.one_of(1, 2, 5)};
       const bool as_range = step == 1 && random.below(2) == 0;
-      const auto update = [&] {
+      const auto once = [&] {
         as_range ? sketch.update(pool(), begin, count, by) : sketch.update(pool(), rows, by);
       };
-      for (const Position row : rows) told.erase(row);
-      for (long left = 0; !has_memory(left, update); ++left) expect_as_told();
-      told.insert(rows.begin(), rows.end());
+      for (const Position row : rows) updated.erase(row);
+      for (long left = 0; !has_memory(left, once); ++left) expect_as_new();
+      updated.insert(rows.begin(), rows.end());
     };
-    tell(0, pages * page);
+    update(0, pages * page);
     for (int step = 0; step < 6 && !has_failed(); ++step) {
       const Index kind = random.below(4), before = pages * page;
       SCOPED_TRACE(::testing::Message() << "step " << step << " of kind " << kind);
       if (kind == 0) {
         (in_pages ? pages : page) =
             in_pages ? 5 + random.below(most / page - 4) : 60 + random.below(most - 60);
-        told.erase(told.lower_bound(static_cast<Position>(pages * page)), told.end());
-        tell(std::min(before, pages * page), std::max<Index>(pages * page - before, 0));
+        updated.erase(updated.lower_bound(static_cast<Position>(pages * page)), updated.end());
+        update(std::min(before, pages * page), std::max<Index>(pages * page - before, 0));
       } else if (kind == 1 && in_pages) {
         const Index old_page = std::exchange(page, Index{1} << random.below(6));
         pages = most / page;
         memory = random.tensor<float>(1, kv_heads, most, dim);
         if (page != old_page) {  // all rows are forgotten
-          told.clear();
-          tell(0, 0);
-          expect_as_told();
+          updated.clear();
+          update(0, 0);
+          expect_as_new();
         }
-        tell(0, pages * page);
+        update(0, pages * page);
       } else if (kind == 2) {
         Tensor4<float> elsewhere = memory;
         memory = std::move(elsewhere);
-        tell(0, 0);
+        update(0, 0);
       } else {
         const Index begin = random.below(before), count = random.below(before - begin + 1),
                     every = random.one_of(1, 3);
@@ -148,9 +148,9 @@ TEST(CacheSketch, FollowsItsPoolThroughAnyHistory) {
             const auto written = random.tensor<float>(1, 1, 1, dim);
             std::memcpy(const_cast<std::byte*>(at), written.data(), sizeof(float) * dim);
           }
-        tell(begin, count, every);
+        update(begin, count, every);
       }
-      expect_as_told();
+      expect_as_new();
     }
   });
 }
@@ -253,7 +253,7 @@ TEST(CacheSketch, AForgottenChangeOfTheBestKeyIsFoundByMass) {
   Random random(526);
   StoredRows cache = paged_cache(random, 300);
   const auto q = random.tensor<float>(1, q_heads, 9, 32);
-  // One query looks at this key and no other does: the best by floats and by any codes.
+  // Only one query attends to this key: the best in float and by any codes.
   constexpr Index best = 137;
   for (Index c = 0; c < 32; ++c) cache.set(0, 1, best, c, 4.0f * q(0, q_heads - 1, 4, c));
   MassOptions by = MassOptions::balanced(Budget::keys(1));
@@ -303,7 +303,7 @@ TEST(CacheSketch, OtherViewsOfTheCacheAreRefused) {
   Random random(520);
   const auto pages = random.tensor<float>(10, kv_heads, 16, 32);
   const auto flat = random.tensor<float>(1, kv_heads, 300, 32);
-  const Rows pool(pages), whole(flat), told = whole.slice(50, 100);
+  const Rows pool(pages), whole(flat), known = whole.slice(50, 100);
   const std::vector<Position> table{3, 1, 2};
   const Rows same = quoka::paged(pool, table, 40);
   KeySketch sketch = sketch_of(pool);
@@ -330,17 +330,17 @@ TEST(CacheSketch, OtherViewsOfTheCacheAreRefused) {
   refuses(same.first_channels(16), {"head_dim", 16, 32});
 
   sketch = {};
-  sketch.update(told, 0, 100, SerialExecutor{});
+  sketch.update(known, 0, 100, SerialExecutor{});
   const auto [batch, step, one] = whole.strides();
-  EXPECT_EQ(sketch.map_rows(told)(99), 99);
+  EXPECT_EQ(sketch.map_rows(known)(99), 99);
   EXPECT_EQ(sketch.map_rows(whole.slice(60, 90))(7), 17);
   EXPECT_EQ(sketch.map_rows(whole.slice(60, 90).gathered(table))(2), 12);
   refuses(whole.slice(49, 20)), refuses(whole.slice(60, 91));
-  refuses(view(told, {1, kv_heads, 20, 32}, {batch, step, 2 * one}));
-  refuses(view(told, {1, kv_heads, 20, 32}, {batch, step / 2, one}));
-  refuses(view(told, {1, kv_heads, 20, 32}, {batch, step, one}, 4));
-  refuses(view(told, {2, kv_heads, 20, 32}, {batch, step, one}), {"batch", 2, 1});
-  const Rows one_row = view(told, {1, kv_heads, 20, 32}, {batch, step, 0});  // twenty times
+  refuses(view(known, {1, kv_heads, 20, 32}, {batch, step, 2 * one}));
+  refuses(view(known, {1, kv_heads, 20, 32}, {batch, step / 2, one}));
+  refuses(view(known, {1, kv_heads, 20, 32}, {batch, step, one}, 4));
+  refuses(view(known, {2, kv_heads, 20, 32}, {batch, step, one}), {"batch", 2, 1});
+  const Rows one_row = view(known, {1, kv_heads, 20, 32}, {batch, step, 0});  // twenty times
   sketch.update(one_row, 0, 20, SerialExecutor{});
   refuses(one_row);
 }

@@ -181,9 +181,9 @@ TEST(Cache, IsAListOfRows) {
 
 // ---- rows that grow -----------------------------------------------------------------------------
 
-// Those of every head stay where there is no memory for more of them, and as long as the shape does. How they grow and are
-// cut with a cache is above.
-TEST(RowStore, ForgetsRowsWithTheirShapeAlone) {
+// Rows stay when an allocation for more of them fails, and as long as the shape stays. How they grow and are cut is
+// tested with a cache above.
+TEST(RowStore, KeepsItsRowsUntilTheShapeChanges) {
   constexpr std::array<Index, 3> shape{2, 3, 4};
   quoka::RowStore<float> rows(shape[0], shape[1], shape[2]);
   rows.resize(7);

@@ -14,8 +14,8 @@ using quoka::detail::LookUps;
 
 // ---- which rows ---------------------------------------------------------------------------------
 
-// The keys of all heads that are looked up in `calls` calls.
-std::set<Index> looked_up(Index len, Index heads, Index calls, std::uint64_t first = 0) {
+// The keys that `calls` calls compare, over all heads.
+std::set<Index> compared(Index len, Index heads, Index calls, std::uint64_t first = 0) {
   std::set<Index> rows;
   for (Index turn = 0; turn < calls; ++turn) {
     const LookUps at(len, heads, first + static_cast<std::uint64_t>(turn));
@@ -25,14 +25,14 @@ std::set<Index> looked_up(Index len, Index heads, Index calls, std::uint64_t fir
   return rows;
 }
 
-// The most keys side by side that none of these rows is, before the last of them.
+// The longest run of keys without one of these rows, before the last of them.
 Index longest_run_beside(const std::set<Index>& rows) {
   Index before = -1, longest = 0;
   for (const Index row : rows) longest = std::max(longest, row - std::exchange(before, row) - 1);
   return longest;
 }
 
-TEST(LookUps, AreOfTheNewestTheOldestAndOthersInEveryCall) {
+TEST(LookUps, EachCallChecksTheNewestTheOldestAndOtherKeys) {
   for (const Index len : {1, 2, 3, 10, 34, 35, 500, 100000})
     for (const Index heads : {1, 2, 8, 40})
       for (const std::uint64_t turn : {0, 1, 2, 1000003}) {
@@ -54,24 +54,24 @@ TEST(LookUps, AreOfTheNewestTheOldestAndOthersInEveryCall) {
 }
 
 // The numbers at the top of key_sketch.hpp.
-TEST(LookUps, FindARunOfKeysInTheFirstCall) {
+TEST(LookUps, OneCallFindsALongRunOfChangedKeys) {
   for (const Index len : {300, 4096, 100000})
     for (const Index heads : {1, 2, 3, 8, 16, 40})
       for (const std::uint64_t turn : {0, 1, 7, 100, 54321}) {
-        EXPECT_LT(longest_run_beside(looked_up(len, heads, 1, turn)), len / 46 + 1)
+        EXPECT_LT(longest_run_beside(compared(len, heads, 1, turn)), len / 46 + 1)
             << len << " keys, " << heads << " heads";
       }
 }
-TEST(LookUps, FindAShareOfTheKeysInSoManyCallsAndEachKeyInTime) {
+TEST(LookUps, SomeCallsFindASmallerRunAndInTimeEveryKey) {
   for (const Index len : {1000, 4096})
     for (const Index heads : {1, 8}) {
       const auto calls = [&](double share) {
         return static_cast<Index>(std::ceil(1.9 / (64 * share)));
       };
       const double share = 1.0 / 200;
-      EXPECT_LT(longest_run_beside(looked_up(len, heads, calls(share), 12)),
+      EXPECT_LT(longest_run_beside(compared(len, heads, calls(share), 12)),
                 static_cast<Index>(share * static_cast<double>(len)) + 1);
-      EXPECT_EQ(std::ssize(looked_up(len, heads, calls(1.0 / static_cast<double>(len)), 5)), len);
+      EXPECT_EQ(std::ssize(compared(len, heads, calls(1.0 / static_cast<double>(len)), 5)), len);
     }
 }
 

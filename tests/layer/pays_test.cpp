@@ -78,8 +78,8 @@ TEST(WhereSelectingPays, IsWhatWasMeasured) {
     }
 }
 
-// Measured beside these: milliseconds of selecting and attending against those of attention to all keys, in int8.
-TEST(WhereSelectingPays, NotForTheseOfInt8) {
+// Measured too, in int8: milliseconds of selection and attention, against attention to all keys.
+TEST(WhereSelectingPays, NotForSmallGainsInInt8) {
   EXPECT_FALSE(pays(4, 32, true, 4, true)) << "20 against 17";
   EXPECT_FALSE(pays(4, 128, false, 8, true)) << "55 against 46";
 }

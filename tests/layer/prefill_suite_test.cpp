@@ -48,7 +48,7 @@ struct CountsOfItsOwn {
 
   void select(const SelectorInput& input, State& state, Selection& selection, ExecutorRef) const {
     const Index heads = input.k.heads(), kv_len = input.k.len();
-    EXPECT_EQ(state.len, kv_len) << "what the selector was told of is not the cache";
+    EXPECT_EQ(state.len, kv_len) << "the keys that were appended to the selector are not those of the cache";
     quoka::SelectionWriter writer(selection, input.k.batch(), heads, kv_len, kv_len);
     for (Index b = 0; b < input.k.batch(); ++b)
       for (Index head = 0; head < heads; ++head) {
@@ -178,7 +178,7 @@ struct Parts {
     cache.append(k, v);
     selector.appended(input(q), state, SerialExecutor{});
   }
-  // A chunk of more queries than a list serves is several, unless a query sees what is behind it.
+  // A causal chunk of more than 128 queries is cut for MassSelector.
   Selection forward(const Rows& q, const Rows& k, const Rows& v,
                     const quoka::AttentionOutput& out) {
     Selection keep;

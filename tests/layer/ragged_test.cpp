@@ -28,7 +28,7 @@ using quoka::QuokaSelector;
 
 // ---- with selection -----------------------------------------------------------------------------
 
-// Hides what is not yet written, and of the past nothing, its first keys, or some keys from each query.
+// Causal; of the past it hides nothing, the first keys, or some keys from each query.
 StoredMask hiding_mask(Random& random, Index q_len, Index kv_len) {
   Tensor4<float> hides(1, 1, q_len, kv_len + q_len);
   const Index kind = random.below(3), cut = random.below(kv_len + 1);
@@ -291,9 +291,9 @@ TEST(RaggedSelectionRefuses, ASequenceByItsNumber) {
 
 // ---- attention: memory that is shared -------------------------------------------------------------
 
-// Random strides in a small memory, against a list of its numbers: what is shared is always found, of a sequence alone and
-// with each one that joins a batch. Outputs may lie between each other's rows by any strides; an output between an
-// input's rows may be refused.
+// Views with random strides in a small memory, against a list of the numbers that each of them has: shared memory is
+// always found, in a sequence alone and with each one that joins a batch. Outputs may lie between each other's rows by
+// any strides; an output between an input's rows may be refused.
 TEST(RaggedMemory, IsFoundWhereAListOfNumbersHasIt) {
   constexpr Index room = 3000;
   using Numbers = std::bitset<room>;

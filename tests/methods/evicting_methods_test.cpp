@@ -168,7 +168,7 @@ void expect_as_oracle(Random& random) {
     append(begin, n, !random.seldom(6));
     EXPECT_GE(state.kept_bytes(), batch * kv_heads * Index{sizeof(Position)} *
                                       (cache.len() + std::ssize(heads[0].retained)));
-    if (begin == 0 && cuts == 3)  // of each key a position, and of each candidate
+    if (begin == 0 && cuts == 3)  // a position for each key, and one for each candidate
       EXPECT_EQ(state.kept_bytes(), batch * kv_heads * Index{sizeof(Position)} * 2 * n);
     if (cuts == 0 || !random.seldom(4)) continue;
     // Inside the chunk: as before it, plus its part.
@@ -181,7 +181,7 @@ void expect_as_oracle(Random& random) {
       EXPECT_EQ(retained_by(state)[i / uz(kv_heads)][i % uz(kv_heads)], heads[i].retained);
     }
   }
-  // A State that was told of nothing takes all keys as one chunk without queries.
+  // A State without appended keys takes all keys as one chunk without queries.
   typename Selector::State untold;
   const oracle::Positions kept = retained_by(untold);
   for (Index b = 0; b < batch; ++b)

@@ -19,11 +19,11 @@ using quoka::IndexLists;
 
 using List = std::vector<Position>;
 
-// A model's index heads, queries and keys of any format and layout, and what plain loops choose by them.
+// A model's index heads: queries, keys of any format and layout, and the lists that plain loops choose.
 struct IndexCase {
   IndexerOptions options;
   bool weighted, masked;
-  bool rounds;  // normal numbers, whose sums round; else whole ones from -3 to 3
+  bool rounds;  // normal numbers, whose sums are rounded; else integers from -3 to 3
   Tensor4<float> q;
   StoredRows k;
   Tensor3<float> weights;
@@ -48,7 +48,7 @@ struct IndexCase {
     options.keep_first = random.below(3) == 0 ? random.below(4) : 0;
     options.keep_last = random.below(3) == 0 ? random.below(6) : 0;
     options.causal = random.below(4) > 0;
-    if (random.seldom(40)) {  // more scores than are kept at once: queries come in several turns
+    if (random.seldom(40)) {  // more scores than are kept at once: several turns of queries
       static_assert(300 * 20000 * 4 > quoka::tuning::indexer_score_bytes);
       batch = heads = k_heads = options.lists_heads = 1;
       q_len = 300, kv_len = 20000, dim = 2, masked = false;
@@ -163,7 +163,7 @@ List stored(const IndexLists& lists, Index b, Index head, Index i) {
   return list;
 }
 
-// f(list, b, list head, query) for all of them, or of very many the last queries at even steps.
+// f(list, b, list head, query) for all lists; of very many, for queries at even steps from the last.
 template <class F>
 void for_each_list(const IndexCase& c, const IndexLists& lists, F&& f) {
   const Index step = 1 + c.q_len() * c.kv_len() / 300'000;

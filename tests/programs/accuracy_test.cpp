@@ -111,7 +111,7 @@ std::vector<Index> first_and_recent(Index begin) {
   return kept;
 }
 
-// Of the chunks whose past is longer than so many budgets: of none, all of them. One layer's queries seek keys.
+// Over the chunks whose past is longer than past_per_budget budgets (0: over all chunks). One layer has target keys.
 TEST(Accuracy, IsWhatItsDefinitionsSayLayerByLayerAndOverall) {
   Random random(921);
   quoka::ThreadPool threads(2);

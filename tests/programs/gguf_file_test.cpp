@@ -33,7 +33,7 @@ GgufWriter sound(std::uint32_t version = 3, std::uint32_t alignment = 32) {
   return file;
 }
 
-// What is said of these bytes as they are opened, and then read so; "": nothing.
+// The error of opening these bytes, and then reading them so; "": none.
 template <class Read = void (*)(const GgufFile&)>
 std::string refusal(
     const Bytes& bytes, Read read = [](const GgufFile&) {}) {

@@ -217,7 +217,8 @@ TEST(Isa, IsTheOnlyLevelOfALibraryThatHasOne) {
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)
-// A processor that lacks a feature of a build cannot run it; of those that it runs, the one that uses most counts most.
+// A processor that lacks a feature of a build cannot run it: score 0. The more features a build uses, the higher its
+// score.
 TEST(Isa, NamesWhatAProcessorMustHave) {
   static std::string_view lacking;
   const std::vector<std::string_view> all{

@@ -43,7 +43,7 @@ std::string name_of(Kind kind) {
   return names[static_cast<int>(kind)];
 }
 bool apart(Kind kind) { return kind >= Kind::apart_single; }
-// Of a channel by itself; 0: channels share more.
+// Of one channel; 0: the format is no array of elements.
 Index element_bytes(Kind kind) {
   if (kind > Kind::bfloat16 && !apart(kind)) return 0;
   return kind == Kind::single || kind == Kind::apart_single ? 4 : 2;

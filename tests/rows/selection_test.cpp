@@ -41,9 +41,10 @@ void expect_nothing(const Selection& selection) {
 
 // ---- as lists -----------------------------------------------------------------------------------
 
-// Lists of any lengths or of one, and at times all keys, or none: of few keys, so that two are often alike.
+// Lists of any lengths, or all of one length, at times of all keys or of none. There are few keys, so two draws are
+// often equal.
 struct Lists {
-  Index kv_len, count = -1;  // of each, if they are alike
+  Index kv_len, count = -1;  // of each list, if all have one length
   oracle::Positions of;
 
   explicit Lists(Random& random) : kv_len(random.one_of(0, 1, 3, 7)) {
@@ -59,7 +60,7 @@ struct Lists {
   Index heads() const { return std::ssize(of[0]); }
   bool operator==(const Lists& other) const { return kv_len == other.kv_len && of == other.of; }
 
-  // In any way, in the memory of any other.
+  // Made in any way, in the memory of any other Selection.
   Selection made(Random& random, Selection before) const {
     const Index way = random.below(4);
     if (way == 0 && count == kv_len) return Selection::all(batch(), heads(), kv_len);
@@ -73,7 +74,7 @@ struct Lists {
         positions.data()[i] = lists[uz(i / count)][uz(i % count)];
       return Selection(positions, kv_len);
     }
-    // Rows with less than their room, whose rest is not looked at; nothing of nothing until it is done.
+    // Lists may be shorter than their room, whose rest is not read. Until commit() the Selection is empty.
     const Index room = count >= 0 ? count : kv_len;
     SelectionWriter writer(before, batch(), heads(), kv_len, room);
     for (Index b = 0; b < batch(); ++b)

@@ -229,8 +229,8 @@ concept HasAView = requires(T&& x) {
 };
 static_assert(HasAView<Tensor4<float>&> && !HasAView<Tensor4<float>>);
 
-// Row after row of one head; of several token by token, or page by page where a page holds one head's rows after the
-// other's. Any number of rows at a time, and null past the end; also of a list of rows.
+// One head: row after row. Several heads: token by token, or page by page where a page holds all rows of a head before
+// those of the next. Rows are taken any number at a time, and are null past the end. The same for a list of rows.
 TEST(View, AWalkGoesInTheOrderOfMemory) {
   using Found = std::vector<quoka::ConstRow>;
   for_each_draw(600, [](Random& random) {

@@ -90,7 +90,7 @@ TEST(KeyChecksums, FollowAGrowingCacheAndACut) {
   for (Index t = 200; t < 399; ++t) late.chip(t, 2) = other.chip(t, 2);
   int found = 0;
   for (int call = 0; call < 16; ++call) found += keys.find_changed(late) >= 0;
-  EXPECT_GT(found, 4) << "of 16 keys, half of which are among these";
+  EXPECT_GT(found, 4) << "of 16 keys, about half of which have changed";
   KeyChecksums cut = remembered(k);
   cut.truncate(399);
   late = k, late.chip(399, 2) = other.chip(399, 2);

@@ -161,8 +161,8 @@ TEST(MassRule, IsTheOraclesForDrawnCases) {
   });
 }
 
-// Every eighth share is large: of such a sample fewer reach the k-th than in truth.
-TEST(MassSelection, KeepsAsManyWhereASampleOfSharesIsNotFair) {
+// Every eighth key has a large share: in a sample at even steps fewer shares reach the k-th largest than among all.
+TEST(MassSelection, KeepsItsBudgetWhereASampleOfSharesMisleads) {
   Random random(713);
   MassData data(
       {.q_heads = 1, .kv_heads = 1, .q_len = 1, .kv_len = 8192, .chunk = false, .loud = 1}, random);

@@ -118,7 +118,7 @@ TEST(SelectionRefuses, LogitsThatItDoesNotKnow) {
   EXPECT_EQ(cosines.select(q, k, alibi), cosines.select(q, k, {}));
 }
 
-// By a new selector, of a budget if it has one.
+// By a new selector, with a budget of 31 keys if it takes one.
 template <class S>
 void select_by(const SelectorInput& input, Selection& keep) {
   typename S::State state;
@@ -127,8 +127,8 @@ void select_by(const SelectorInput& input, Selection& keep) {
   S(options).select(input, state, keep, SerialExecutor{});
 }
 
-// At once, also where the budget leaves nothing to score. A soft-cap is heeded or refused.
-TEST(SelectionRefuses, LogitsThatItIsNotToldAndCapsThatItDoesNotHeed) {
+// Missing logit options are refused even if the budget covers all keys. A soft-cap is supported or refused.
+TEST(SelectionRefuses, MissingLogitOptionsAndUnsupportedSoftCaps) {
   Random random(202);
   const auto q = random.tensor<float>(1, 4, 37, 16), k = random.tensor<float>(1, 2, 127, 16);
   for_each_selector([&]<class S>(const char* name) {
@@ -145,7 +145,7 @@ TEST(SelectionRefuses, LogitsThatItIsNotToldAndCapsThatItDoesNotHeed) {
     };
     const bool weighs = refuses(k, {}, "SelectorInput::logits"),
                caps = std::is_same_v<S, MassSelector> || std::is_same_v<S, OracleSelector> ||
-                      std::is_same_v<S, TidalDecodeSelector>;  // which is the oracle's
+                      std::is_same_v<S, TidalDecodeSelector>;  // which selects by the oracle
     EXPECT_EQ(refuses(Rows(k).slice(0, 7), {}, "SelectorInput::logits"), weighs);
     EXPECT_EQ(refuses(k, LogitOptions{.softcap = 5.0f}, "softcap is 5"), weighs && !caps);
   });

@@ -88,7 +88,7 @@ std::ostream& operator<<(std::ostream& out, const Draw& x) {
              << ", mask " << x.hides << ", " << x.mode.name;
 }
 
-// small: for methods that are slower, and of which some refuse a softcap.
+// small: for methods, which are slower, and some of which refuse a softcap.
 Draw draw(Random& random, bool of_mass, bool small) {
   Draw x;
   x.batch = random.chance(0.25) ? 2 : 1;
@@ -214,7 +214,7 @@ std::string words(const Parts&... parts) {
   return failure << ": other shapes";
 }
 
-// f() throws what it was told to, and nothing more; did it?
+// Does f() throw a Failure? It must throw nothing else.
 template <class F>
 bool fails(F&& f) {
   try {
@@ -256,12 +256,13 @@ void expect_shape(const Selection& keep, const Draw& x, const Budget& budget,
 
 // ---- any selector: executors, layouts, histories, failures --------------------------------------
 
+// A selector and its State.
 template <class S>
-struct Told {
+struct Stateful {
   S selector;
   typename S::State state{};
 
-  explicit Told(const typename S::Options& options) : selector(options) {}
+  explicit Stateful(const typename S::Options& options) : selector(options) {}
 
   Selection select(const SelectorInput& input, ExecutorRef by = SerialExecutor{}) {
     Selection keep = Selection::all(3, 5, 999);  // of another call
@@ -286,24 +287,24 @@ SelectorInput input_of(const Data& data, const Rows& q, const Rows& k) {
 
 // Appends keys [begin, end) to the State, a piece at a time; q has some queries.
 template <class S>
-void tell(Told<S>& told, const Draw& x, const Rows& q, const StoredRows& k, Index begin, Index end,
-          bool selects, ExecutorRef by = SerialExecutor{}) {
+void append_keys(Stateful<S>& stateful, const Draw& x, const Rows& q, const StoredRows& k,
+                 Index begin, Index end, bool selects, ExecutorRef by = SerialExecutor{}) {
   while (begin < end) {
     const Index n = std::min(x.piece, end - begin);
     if (selects) {
-      told.select(input_of(x, q, k.rows(begin)), by);
-      told.state.truncate(begin);  // to the length that it has, or to more, is nothing
-      told.state.truncate(begin + 7);
+      stateful.select(input_of(x, q, k.rows(begin)), by);
+      stateful.state.truncate(begin);  // no effect: it has that length, or less
+      stateful.state.truncate(begin + 7);
     }
-    told.append(input_of(x, q.slice(0, std::min(n, q.len())), k.rows(begin + n)), by);
+    stateful.append(input_of(x, q.slice(0, std::min(n, q.len())), k.rows(begin + n)), by);
     begin += n;
   }
 }
 
-// As keys came: perhaps after another sequence and with another branch that was taken back.
+// Appends all keys, perhaps after another sequence, and after a branch that was cut off again.
 template <class S>
-void live(Told<S>& told, const Draw& x, const Data& data, const Rows& q, const StoredRows& k,
-          ExecutorRef by) {
+void append_as_drawn(Stateful<S>& stateful, const Draw& x, const Data& data, const Rows& q,
+                     const StoredRows& k, ExecutorRef by) {
   Index at = 0;
   if (x.other || x.cut > 0) {
     Draw longer = x;
@@ -311,8 +312,9 @@ void live(Told<S>& told, const Draw& x, const Data& data, const Rows& q, const S
     Random random(x.seed + 2'000'000);
     Tensor4<float> floats = keys_of(longer, random, longer.kv_len);
     if (x.other) {
-      tell(told, x, q, stored(floats, x.k_as, x.layout, x.seed), 0, longer.kv_len, x.selects, by);
-      told.state.truncate(0);
+      append_keys(stateful, x, q, stored(floats, x.k_as, x.layout, x.seed), 0, longer.kv_len,
+                  x.selects, by);
+      stateful.state.truncate(0);
     }
     if (x.cut > 0) {
       // A branch leaves at a piece's end, so that those to whom pieces matter see the same ones.
@@ -321,12 +323,13 @@ void live(Told<S>& told, const Draw& x, const Data& data, const Rows& q, const S
         for (Index head = 0; head < x.kv_heads; ++head)
           for (Index i = 0; i < at; ++i)
             std::copy_n(&data.k_floats(b, head, i, 0), x.dim, &floats(b, head, i, 0));
-      tell(told, x, q, k, 0, at, x.selects, by);
-      tell(told, x, q, stored(floats, x.k_as, x.layout, x.seed), at, longer.kv_len, x.selects, by);
-      told.state.truncate(at);
+      append_keys(stateful, x, q, k, 0, at, x.selects, by);
+      append_keys(stateful, x, q, stored(floats, x.k_as, x.layout, x.seed), at, longer.kv_len,
+                  x.selects, by);
+      stateful.state.truncate(at);
     }
   }
-  tell(told, x, q, k, at, x.kv_len, x.selects, by);
+  append_keys(stateful, x, q, k, at, x.kv_len, x.selects, by);
 }
 
 // Selection among the cells that a mask leaves, by a State of all cells, which stays as it is, or by the sketch of a
@@ -336,8 +339,8 @@ void expect_hidden_cells(const Draw& x, Data& data, const typename S::Options& o
                          const Selection& plain, const KeySketch* sketch = nullptr) {
   const Rows q = data.q_laid.rows();
   const StoredRows& store = data.k_laid;
-  Told<S> told(options);
-  if (sketch == nullptr) tell(told, x, q, store, 0, x.kv_len, false);
+  Stateful<S> stateful(options);
+  if (sketch == nullptr) append_keys(stateful, x, q, store, 0, x.kv_len, false);
   const Index row = x.kv_len + x.q_len, hole = data.random.below(x.kv_len);
   std::vector<std::uint8_t> seen(uz(x.q_len * row), 1);
   for (Index i = 0; i < x.q_len; ++i)
@@ -357,18 +360,18 @@ void expect_hidden_cells(const Draw& x, Data& data, const typename S::Options& o
   Selection keep, chosen = plain;
   if constexpr (requires { requires S::evicts; })
     if (count < x.kv_len) {
-      EXPECT_THROW(select_visible(told.selector, input, visible, told.state, keep),
+      EXPECT_THROW(select_visible(stateful.selector, input, visible, stateful.state, keep),
                    std::invalid_argument);
-      EXPECT_TRUE(same(told.select(input), plain));
+      EXPECT_TRUE(same(stateful.select(input), plain));
       return;
     }
-  select_visible(told.selector, input, visible, told.state, keep);
+  select_visible(stateful.selector, input, visible, stateful.state, keep);
   if (count < x.kv_len) {
     Tensor4<float> some(1, x.kv_heads, count, x.dim);
     for (Index i = 0; i < count; ++i)
       some.chip(i, 2) = data.k_floats.chip(visible.to_all[uz(i)], 2);
     const StoredRows moved_up(some, format_of(x.k_as));
-    Told<S> own(options);
+    Stateful<S> own(options);
     SelectorInput among = input_of(x, data.q.rows(), moved_up.rows());
     among.chunk_k = input.chunk_k;
     chosen = own.select(among);
@@ -381,18 +384,19 @@ void expect_hidden_cells(const Draw& x, Data& data, const typename S::Options& o
     std::ranges::sort(list);
   }
   EXPECT_TRUE(same(keep, to_selection(lists, x.kv_len))) << "among visible cells";
-  EXPECT_TRUE(same(told.select(input), plain)) << "after cells were hidden";
+  EXPECT_TRUE(same(stateful.select(input), plain)) << "after cells were hidden";
 }
 
 // A State that keeps something of its keys compares the newest of these in each call, and others in turn: what has
 // changed everywhere is found at once, wherever else by the call after a cut. It stays as it was.
 template <class S>
-void expect_others_are_refused(Told<S>& told, const Draw& x, Data& data, const SelectorInput& laid,
-                               const Selection& plain, ExecutorRef pool) {
-  if (x.kv_len == 0 || quoka::kept_bytes_of(told.state) == 0) return;
+void expect_others_are_refused(Stateful<S>& stateful, const Draw& x, Data& data,
+                               const SelectorInput& laid, const Selection& plain,
+                               ExecutorRef pool) {
+  if (x.kv_len == 0 || quoka::kept_bytes_of(stateful.state) == 0) return;
   Index newest = x.kv_len - 1;
-  if constexpr (requires { told.state.scorer.kept_len(); })
-    newest = std::min(newest, told.state.scorer.kept_len() - 1);
+  if constexpr (requires { stateful.state.scorer.kept_len(); })
+    newest = std::min(newest, stateful.state.scorer.kept_len() - 1);
   if (newest < 0) return;
   StoredRows changed = data.k_laid;
   const bool all = data.random.below(2) == 0;
@@ -401,34 +405,34 @@ void expect_others_are_refused(Told<S>& told, const Draw& x, Data& data, const S
     for (Index b = 0; b < x.batch; ++b)
       for (Index head = 0; head < x.kv_heads; ++head)
         if (all || (b == sequence && head == one)) changed.change(b, head, t);
-  expect_refused([&] { (void)told.select(input_of(x, laid.q, changed.rows()), pool); },
+  expect_refused([&] { (void)stateful.select(input_of(x, laid.q, changed.rows()), pool); },
                  {words("key at position ", newest), "truncate(n)"});
   SelectorInput stranger = laid, fewer = input_of(x, laid.q, data.k_laid.rows(x.kv_len - 1));
   stranger.sequence = 7;
-  expect_refused([&] { (void)told.select(stranger); }, {"sequence"});
-  expect_refused([&] { told.append(stranger, pool); }, {"sequence"});
+  expect_refused([&] { (void)stateful.select(stranger); }, {"sequence"});
+  expect_refused([&] { stateful.append(stranger, pool); }, {"sequence"});
   if (x.kv_len > 1) {
-    expect_refused([&] { (void)told.select(fewer); }, {"truncate()", x.kv_len});
-    expect_refused([&] { told.append(fewer, pool); }, {"truncate()", x.kv_len});
+    expect_refused([&] { (void)stateful.select(fewer); }, {"truncate()", x.kv_len});
+    expect_refused([&] { stateful.append(fewer, pool); }, {"truncate()", x.kv_len});
   }
-  EXPECT_TRUE(same(told.select(laid), plain)) << "a State that refused others";
+  EXPECT_TRUE(same(stateful.select(laid), plain)) << "a State that refused others";
 }
 
 template <class S>
 Selection expect_the_same_keys(const Draw& x, Data& data, const typename S::Options& options) {
   const Rows q = data.q.rows(), k = data.k.rows();
   const SelectorInput input = input_of(data, q, k);
-  Told<S> fresh(options);
+  Stateful<S> fresh(options);
   std::feclearexcept(FE_ALL_EXCEPT);
-  tell(fresh, x, q, data.k, 0, x.kv_len, false);
+  append_keys(fresh, x, q, data.k, 0, x.kv_len, false);
   const Selection plain = fresh.select(input);
   EXPECT_EQ(std::fetestexcept(FE_DIVBYZERO), 0);
 
   quoka::ThreadPool pool(x.workers);
   SelectorInput laid = input_of(data, data.q_laid.rows(), data.k_laid.rows());
   if (x.chunk) laid.chunk_k = data.chunk_laid.rows();
-  Told<S> lived(options);
-  live(lived, x, data, laid.q, data.k_laid, pool);
+  Stateful<S> lived(options);
+  append_as_drawn(lived, x, data, laid.q, data.k_laid, pool);
   EXPECT_TRUE(same(lived.select(laid, pool), plain)) << "with a history, rows elsewhere, threads";
   EXPECT_TRUE(same(lived.select(input), plain)) << "the same keys at another address";
   // One selector serves threads, each with a State of its own.
@@ -456,15 +460,15 @@ Selection expect_the_same_keys(const Draw& x, Data& data, const typename S::Opti
     EXPECT_TRUE(same(keep, plain)) << "by two workers, or after a failed selection";
   }
   if (x.kv_len > 0) {
-    Told<S> again(options);
+    Stateful<S> again(options);
     const Index last = (x.kv_len - 1) / x.piece * x.piece, n = x.kv_len - last;
-    tell(again, x, q, data.k, 0, last, false);
+    append_keys(again, x, q, data.k, 0, last, false);
     const SelectorInput appended = input_of(x, q.slice(0, std::min(n, q.len())), k);
     if (fails([&] { again.append(appended, FailsAt{data.random.below(12)}); })) {
-      if (last > 0 &&
-          data.random.below(2) == 0) {  // the State of the keys before, until it is told again
-        Told<S> before(options);
-        tell(before, x, q, data.k, 0, last, false);
+      if (last > 0 && data.random.below(2) ==
+                          0) {  // the State of the keys before, until keys are appended again
+        Stateful<S> before(options);
+        append_keys(before, x, q, data.k, 0, last, false);
         const SelectorInput of_before = input_of(x, q, data.k.rows(last));
         again.state.truncate(last);
         EXPECT_TRUE(same(again.select(of_before), before.select(of_before)))
@@ -472,7 +476,7 @@ Selection expect_the_same_keys(const Draw& x, Data& data, const typename S::Opti
       }
       again.append(appended, pool);
     }
-    EXPECT_TRUE(same(again.select(input), plain)) << "told again after a failure";
+    EXPECT_TRUE(same(again.select(input), plain)) << "appended again after a failure";
   }
   expect_others_are_refused(lived, x, data, laid, plain, pool);
   return plain;
@@ -490,10 +494,10 @@ void expect_same_by_cache_sketch(const Draw& x, Data& data, const typename S::Op
   sketch.update(data.k_laid.pool(), 0, room, threads);
   SelectorInput input = input_of(data, data.q_laid.rows(), data.k_laid.rows());
   input.sketch = &sketch;
-  Told<S> told(options);
-  EXPECT_TRUE(same(told.select(input, threads), sketched)) << "the sketch of a cache";
-  told.append(input, threads);
-  EXPECT_EQ(quoka::kept_bytes_of(told.state), 0) << "beside the sketch of a cache";
+  Stateful<S> stateful(options);
+  EXPECT_TRUE(same(stateful.select(input, threads), sketched)) << "the sketch of a cache";
+  stateful.append(input, threads);
+  EXPECT_EQ(quoka::kept_bytes_of(stateful.state), 0) << "beside the sketch of a cache";
   if constexpr (std::is_same_v<S, QuokaSelector>)
     if (x.kv_len > 0) expect_hidden_cells<S>(x, data, options, plain, &sketch);
   if constexpr (!std::is_same_v<S, QuokaSelector> && !std::is_same_v<S, MassSelector>) return;
@@ -502,17 +506,17 @@ void expect_same_by_cache_sketch(const Draw& x, Data& data, const typename S::Op
   KeySketch of_some;
   of_some.update(data.k_laid.pool(), room / 3, room - room / 3, threads);
   input.sketch = &of_some;
-  const Selection some = told.select(input);
+  const Selection some = stateful.select(input);
   EXPECT_TRUE(some == sketched || same(some, plain)) << "the sketch of a part of a cache";
 
   // A part of a sequence, from any of its keys on.
   const Index begin = data.random.below(x.kv_len + 1), n = x.kv_len - begin;
   SelectorInput part = input_of(x, data.q.rows(), data.k.rows().slice(begin, n));
-  Told<S> of_part(options);
+  Stateful<S> of_part(options);
   of_part.append(part);
   const Selection of_keys = of_part.select(part);
   part.q = data.q_laid.rows(), part.k = data.k_laid.rows().slice(begin, n), part.sketch = &sketch;
-  EXPECT_TRUE(same(told.select(part), of_keys)) << "the sketch of a cache, for a part of it";
+  EXPECT_TRUE(same(stateful.select(part), of_keys)) << "the sketch of a cache, for a part of it";
 
   // Rows are overwritten in a pool that has moved; perhaps the first update fails.
   if (x.kv_len == 0) return;
@@ -536,19 +540,20 @@ void expect_same_by_cache_sketch(const Draw& x, Data& data, const typename S::Op
     moved.update(forgotten.pool(), {}, threads);
     SelectorInput stale = input_of(x, data.q_laid.rows(), forgotten.rows());
     stale.sketch = &moved;
-    EXPECT_THROW((void)told.select(stale), std::invalid_argument)
+    EXPECT_THROW((void)stateful.select(stale), std::invalid_argument)
         << "the newest key has changed behind a sketch's back";
   }
-  Told<S> fresh(options), untold(options);
+  Stateful<S> fresh(options), without_keys(options);
   fresh.append(own);
-  const Selection expected = fresh.select(own), in_float = untold.select(own);
+  const Selection expected = fresh.select(own), in_float = without_keys.select(own);
   input.k = written.rows(), input.sketch = &sketch, input.inverse_norms = {};
   if (fails([&] { sketch.update(written.pool(), rows, FailsAt{data.random.below(4)}); })) {
-    const Selection keep = told.select(input);
+    const Selection keep = stateful.select(input);
     EXPECT_TRUE(keep == expected || same(keep, in_float)) << "a sketch whose update failed";
     sketch.update(written.pool(), rows, threads);
   }
-  EXPECT_TRUE(same(told.select(input), expected)) << "a sketch that was told of written rows";
+  EXPECT_TRUE(same(stateful.select(input), expected))
+      << "a sketch that was updated with written rows";
 }
 
 // A method's sketch of keys: a State without all keys does not use it, and the sketch of the cache that keys lie in
@@ -559,16 +564,16 @@ void expect_same_by_own_sketch(const Draw& x, Data& data, const typename S::Opti
   typename S::Options off = options;
   off.sketch = Sketch::off;
   const SelectorInput input = input_of(data, data.q.rows(), data.k.rows());
-  Told<S> in_float(off), untold(options), of_some(options);
-  tell(in_float, x, input.q, data.k, 0, x.kv_len, false);
+  Stateful<S> in_float(off), without_keys(options), of_some(options);
+  append_keys(in_float, x, input.q, data.k, 0, x.kv_len, false);
   const Selection plain = in_float.select(input);
   if (std::is_same_v<S, QuokaSelector> || x.softcap != 0.0f) {
     EXPECT_TRUE(same(sketched, plain)) << "the sketch";
   }
-  EXPECT_TRUE(same(untold.select(input), plain)) << "told of nothing";
-  tell(of_some, x, input.q, data.k, 0, x.kv_len / 2, false);
+  EXPECT_TRUE(same(without_keys.select(input), plain)) << "no key was appended";
+  append_keys(of_some, x, input.q, data.k, 0, x.kv_len / 2, false);
   if (x.kv_len > 1) {
-    EXPECT_TRUE(same(of_some.select(input), plain)) << "told of half";
+    EXPECT_TRUE(same(of_some.select(input), plain)) << "half of the keys were appended";
   }
   if (x.batch == 1) expect_same_by_cache_sketch<S>(x, data, options, plain, sketched);
 }
@@ -610,13 +615,13 @@ TEST(SelectionFuzz, OfQuokaByTheSketchIsThatInFloat) {
   fuzz("SKETCH", 2000, make, [](const Draw& x) {
     const Data data(x);
     const auto selected = [&](Sketch sketch) {
-      Told<QuokaSelector> told({.budget = x.budget,
-                                .n_queries = x.queries,
-                                .keep_first = x.top_k.keep_first,
-                                .keep_last = x.top_k.keep_last,
-                                .sketch = sketch});
-      tell(told, x, data.q.rows(), data.k, 0, x.kv_len, false);
-      return told.select(input_of(data, data.q.rows(), data.k.rows()));
+      Stateful<QuokaSelector> stateful({.budget = x.budget,
+                                        .n_queries = x.queries,
+                                        .keep_first = x.top_k.keep_first,
+                                        .keep_last = x.top_k.keep_last,
+                                        .sketch = sketch});
+      append_keys(stateful, x, data.q.rows(), data.k, 0, x.kv_len, false);
+      return stateful.select(input_of(data, data.q.rows(), data.k.rows()));
     };
     const auto [by_codes, in_float] =
         in(x.mode, [&] { return std::pair(selected(Sketch::on), selected(Sketch::off)); });
@@ -631,16 +636,16 @@ template <class S>
 void expect_scaled_logits(Data& data, const typename S::Options& options) {
   const float scale = data.x.scale.value_or(0.3f);
   const Tensor4<float> louder = data.q_floats * 64.0f;
-  Told<S> told(options);
+  Stateful<S> stateful(options);
   SelectorInput input = input_of(data, Rows(data.q_floats), data.k.rows()), by_louder = input;
-  tell(told, data.x, input.q, data.k, 0, data.x.kv_len, false);
+  append_keys(stateful, data.x, input.q, data.k, 0, data.x.kv_len, false);
   input.logits = LogitOptions{.scale = scale};
   by_louder.q = louder, by_louder.logits = LogitOptions{.scale = scale / 64.0f};
-  const Selection plain = told.select(input);
-  EXPECT_TRUE(same(told.select(by_louder), plain)) << "louder queries, and a smaller scale";
+  const Selection plain = stateful.select(input);
+  EXPECT_TRUE(same(stateful.select(by_louder), plain)) << "louder queries, and a smaller scale";
   input.logits.reset();
   try {
-    EXPECT_TRUE(same(told.select(input), plain)) << "without a scale";
+    EXPECT_TRUE(same(stateful.select(input), plain)) << "without a scale";
   } catch (const std::invalid_argument& error) {
     EXPECT_NE(std::string(error.what()).find("SelectorInput::logits"), std::string::npos);
   }
@@ -662,9 +667,9 @@ void expect_odd_queries_left_out(Data& data, const typename S::Options& options)
   if (!weighs_each_query<S>(x) || x.q_len == 1) return;
   const Index odd = data.random.below(x.q_len);
   const auto selected = [&](const Rows& queries) {
-    Told<S> told(options);
-    tell(told, x, data.q_floats, data.k, 0, x.kv_len, false);
-    return told.select(input_of(x, queries, data.k.rows()));
+    Stateful<S> stateful(options);
+    append_keys(stateful, x, data.q_floats, data.k, 0, x.kv_len, false);
+    return stateful.select(input_of(x, queries, data.k.rows()));
   };
   const Tensor4<float> rest = without_row(data.q_floats, odd);
   const Selection wanted = selected(rest);
@@ -677,7 +682,7 @@ void expect_odd_queries_left_out(Data& data, const typename S::Options& options)
   }
 }
 
-// The draw's options, as far as S has them; `forced`: the keys that it then keeps in any case.
+// The draw's options, as far as S has them; `forced` becomes those of them that say which keys are always kept.
 template <class S>
 typename S::Options options_of(const Draw& x, quoka::TopKOptions& forced) {
   constexpr bool is_mass = std::is_same_v<S, MassSelector>;
@@ -691,7 +696,7 @@ typename S::Options options_of(const Draw& x, quoka::TopKOptions& forced) {
   if constexpr (requires { o.keep_last; }) o.keep_last = forced.keep_last = x.top_k.keep_last;
   if constexpr (requires { o.keep_first; }) {
     o.keep_first = x.top_k.keep_first;
-    // A share of few keys is less: while it was, methods that evict may have dropped some of these.
+    // A budget by share is smaller while there are few keys: methods that evict may have dropped some of these then.
     bool dropped = false;
     if constexpr (requires { requires S::evicts; }) dropped = x.budget.count(1'000'000) > x.kv_len;
     // LessIsMore has its first keys only where the budget is larger.

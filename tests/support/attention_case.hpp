@@ -125,7 +125,7 @@ class AttentionCase {
   Rows part(int which) const;
   const Tensor4<float>& held(int which) const { return stored_[uz(which)].floats(); }
   const float* key_row(bool value, Index b, Index kv_head, Index t) const;
-  float added(Index b, Index head, Index i, Index t) const;  // by the mask, before its factor
+  float added(Index b, Index head, Index i, Index t) const;  // by the mask, before mask_factors
   void with_row(bool value, Index t, const std::function<void(StoredRows&, Index)>& f);
   bool decided_by_codes() const;
   AttentionOptions bare_options() const;  // without the mask

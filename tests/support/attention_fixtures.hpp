@@ -88,7 +88,7 @@ void expect_close(const Output<T>& output, const oracle::AttentionResult& refere
 template <class T>
 void expect_same(const Output<T>& a, const Output<T>& b);
 
-// Rows [b, head, i] of both, where others may differ.
+// Do both have the same bits in row [b, head, i]?
 bool same_row(const Output<float>& x, const Output<float>& y, Index b, Index head, Index i);
 
 }  // namespace quoka_test

@@ -212,7 +212,7 @@ StoredMask::StoredMask(const Tensor4<float>& x, Kind kind, Index padding) : kind
       if (kind == Kind::single) put(added);
       if (kind == Kind::half) put(static_cast<Eigen::half>(added));
       if (kind == Kind::bfloat16) put(static_cast<Eigen::bfloat16>(added));
-      if (kind == Kind::bytes)  // what shows a key is 1 in every other row, and any number
+      if (kind == Kind::bytes)  // a visible key is 1 in every other row, else any number above 0
         put(static_cast<std::uint8_t>(added != 0.0f ? 0 : n % 2 == 0 ? 1 : 1 + key % 255));
       if (kind == Kind::bits && added != 0.0f)
         to[key / 8] = static_cast<std::uint8_t>(to[key / 8] & ~(1 << (key % 8)));
@@ -259,7 +259,7 @@ void StoredLists::store(Random& random) {
   for (const auto& list : entries_) most_ = std::max(most_, std::ssize(list));
   most_ += random.below(3), step_ = most_ + random.below(4);
   const bool counted = random.below(2) == 0;
-  // Behind a list lies what is no key, or one that the list may not name.
+  // Behind a list's end: a number that is no key, or a key that the list may lack.
   memory_.assign(uz(std::ssize(entries_) * step_ + 1),
                  counted ? random.one_of(Position{0}, Position{77'777'777}) : -1);
   for (Index row = 0; row < std::ssize(entries_); ++row) {

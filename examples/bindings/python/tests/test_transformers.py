@@ -68,12 +68,12 @@ def ids(*shape, seed=3):
 
 
 def mask_of(tokens, *hidden):
-    """As a tokenizer's: of sequence i the first hidden[i] tokens are padding."""
+    """A mask as a tokenizer makes it: the first hidden[i] tokens of sequence i are padding."""
     return (torch.arange(tokens.shape[1]) >= torch.tensor(hidden)[:, None]).long()
 
 
 def in_parts(of, tokens, widths, cache, seen=None):
-    """Logits of tokens that come in calls of these widths."""
+    """Logits of tokens that are passed in calls of these widths."""
     logits, end = [], 0
     for n in widths:
         end += n
@@ -83,7 +83,7 @@ def in_parts(of, tokens, widths, cache, seen=None):
 
 
 def logits_by(of, tokens, given, **named):
-    """With these settings of the model's own."""
+    """Logits of a model whose config has these settings."""
     of.config.quoka = given
     return of(tokens, **named).logits
 
@@ -490,7 +490,7 @@ class Caches(unittest.TestCase):
             self.assertTrue(torch.equal(one, other))
 
     def test_where_it_writes(self):
-        """Beside what it has, unless others hold the memory that was cut off."""
+        """In place, unless others hold the memory that was cut off."""
         cache = Cache()
         k, v = torch.randn(2, 1, 2, 200, 8).unbind()
 
@@ -550,7 +550,7 @@ class KeptStates(unittest.TestCase):
         self.addCleanup(patch.stop)
 
     def both(self, run, ours=None):
-        """run(model, a cache) with and without what is kept has the same result: how many States were made."""
+        """run(model, a cache) has the same result with and without kept States. Returns how many States each made."""
         ours, results, made = ours or self.ours, [], []
         for kind in (Cache, DynamicCache):
             del self.made[:]
@@ -592,7 +592,7 @@ class KeptStates(unittest.TestCase):
         self.both(run)
 
     def test_which_changes_they_outlive(self):
-        """A cut, of whatever lies behind it; not an empty cache. Where others changed keys, any history has other bits."""
+        """They outlive a cut, but not an empty cache. Keys that others changed: test_through_any_history."""
         self.ours.config.quoka = RECOMMENDED | {"chunk": 32}
         tokens = ids(2, 300)
 
