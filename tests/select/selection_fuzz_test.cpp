@@ -97,8 +97,8 @@ Draw draw(Random& random, bool of_mass, bool small) {
   x.dim = random.one_of<Index>(
       {1, 3, 7, 17, 24, 32, 37, 56, 64, 64, 80, 96, 100, 112, 128, 128, 192, 256});
   x.q_len = random.one_of<Index>({1, 1, 2, 3, 5, 16, 17, 33, 64, 128, 130});
-  x.q_as = static_cast<int>(random.below(random.chance(0.8) ? 3 : 8));
-  x.k_as = static_cast<int>(random.below(8));
+  x.q_as = static_cast<int>(random.below(random.chance(0.8) ? 3 : written_formats));
+  x.k_as = static_cast<int>(random.below(written_formats));
   x.layout = StoredRows::layouts[random.below(x.batch > 1 ? 3 : 6)];
   x.values = drawn_values(random);
 
