@@ -378,6 +378,39 @@ TEST(AttentionRefuses, ResultsInWhatIsRead) {
     }
 }
 
+// Alone and beside the sequence that reads it.
+TEST(AttentionRefuses, ResultsInABlockTableOrAListOfRows) {
+  constexpr Index n = 3;
+  Random random(101);
+  const auto q = random.tensor<float>(1, 2, n, 8), chunk = random.tensor<float>(1, 2, n, 8),
+             past = random.tensor<float>(1, 2, 9, 8), pool = random.tensor<float>(2, 2, 4, 8);
+  std::vector<Position> table(100, 0);
+  Tensor4<float> elsewhere(1, 2, n, 8);
+  const TensorView<float> inside(reinterpret_cast<float*>(table.data()), {1, 2, n, 8});
+  quoka::AttentionWorkspace workspace;
+  for (const std::string part :
+       {"the past's keys", "the past's values", "the chunk's keys", "the chunk's values"})
+    for (const bool pages : {false, true}) {
+      const quoka::AttentionSequence writes{
+          .q = q, .past = {past, past}, .chunk = {chunk, chunk}, .out = inside};
+      quoka::AttentionSequence reads = writes;
+      Rows& rows = part == "the past's keys"     ? reads.past.k
+                   : part == "the past's values" ? reads.past.v
+                   : part == "the chunk's keys"  ? reads.chunk.k
+                                                 : reads.chunk.v;
+      rows = pages ? quoka::paged(pool, std::span(table).first(3), rows.len())
+                   : rows.gathered(std::span(table).first(uz(rows.len())));
+      const std::string of = (pages ? "the block table of " : "the list of ") + part;
+      expect_refused(
+          [&] { quoka::attention(std::span(&reads, 1), {}, SerialExecutor{}, workspace); },
+          {"out shares memory with " + of});
+      reads.out = TensorView<float>(elsewhere);
+      const quoka::AttentionSequence both[] = {reads, writes};
+      expect_refused([&] { quoka::attention(both, {}, SerialExecutor{}, workspace); },
+                     {"out of sequence 1 shares memory with " + of + " of sequence 0"});
+    }
+}
+
 TEST(AttentionRefuses, ResultsInResultsAndAChunkInThePast) {
   expect_refused_all({
       {[](Call& c) { c.lse_at(c.out_memory.data() + 3, 20); }, {"lse shares memory with out"}},

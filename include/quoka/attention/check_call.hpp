@@ -42,6 +42,35 @@ inline std::array<NamedMemory, 10> memory_of(const AttentionCall& call) {
             call.lists != nullptr ? Footprint(call.lists->counts()) : Footprint()}}};
 }
 
+// f(name, memory) of each block table and list by which keys and values are found, as far as it is
+// read.
+template <class F>
+void for_each_table(const AttentionCall& call, F&& f) {
+  const struct {
+    const Rows& rows;
+    const char *table, *list;
+  } parts[] = {
+      {call.past_k, "the block table of the past's keys", "the list of the past's keys"},
+      {call.past_v, "the block table of the past's values", "the list of the past's values"},
+      {call.chunk_k, "the block table of the chunk's keys", "the list of the chunk's keys"},
+      {call.chunk_v, "the block table of the chunk's values", "the list of the chunk's values"}};
+  const auto entries = [](const Position* first, Index count) {
+    return Footprint(first, count * Index{sizeof(Position)}, {});
+  };
+  for (const auto& [rows, table, list] : parts) {
+    if (!rows.mapped() || rows.len() == 0) continue;
+    const RowMap& map = rows.map();
+    const Index begin = rows.pool_begin(), end = begin + rows.len();
+    if (map.cells != nullptr) f(list, entries(map.cells + begin, rows.len()));
+    if (map.pages == nullptr) continue;
+    Index first = map.cell(begin), last = map.cell(end - 1);
+    for (Index i = begin; i < end && map.cells != nullptr; ++i)
+      first = std::min(first, map.cell(i)), last = std::max(last, map.cell(i));
+    const Index page = map.page_of(first);
+    f(table, entries(map.pages + page, map.page_of(last) + 1 - page));
+  }
+}
+
 // Throws std::invalid_argument for an output that shares memory with itself or with anything else,
 // and for a chunk that lies in the past.
 inline void check_memory(const AttentionCall& call) {
@@ -52,6 +81,11 @@ inline void check_memory(const AttentionCall& call) {
     for (std::size_t j = i + 1; j < all.size(); ++j)
       if (share_memory(all[i].memory, all[j].memory))
         fail_because(std::string(all[i].name) + " shares memory with " + all[j].name);
+  for_each_table(call, [&](const char* name, const Footprint& table) {
+    for (std::size_t i = 0; i < written_memory; ++i)
+      if (share_memory(all[i].memory, table))
+        fail_because(std::string(all[i].name) + " shares memory with " + name);
+  });
   require_no_shared_rows(
       call.past_k, call.chunk_k,
       "the chunk's keys lie in the past's: they would count twice; slice the past");
@@ -101,17 +135,18 @@ inline void check_output_overlap(const std::vector<AttentionCall>& calls,
     fail_shared(output_of(*a).name, sequence(a->call), output_of(*b).name, sequence(b->call));
   }
   for (const AttentionCall& call : calls) {
-    const auto all = memory_of(call);
-    for (std::size_t which = written_memory; which < all.size(); ++which) {
-      const auto& [name, read] = all[which];
-      if (read.empty()) continue;
-      auto output = std::partition_point(
-          outputs.begin(), outputs.end(),
-          [&shared = read](const OutputMemory& x) { return x.end <= shared.base; });
+    const auto require_apart = [&](const char* name, const Footprint& read) {
+      if (read.empty()) return;
+      auto output = std::partition_point(outputs.begin(), outputs.end(),
+                                         [&](const OutputMemory& x) { return x.end <= read.base; });
       for (; output != outputs.end() && output->begin < read.end(); ++output)
         if (output->call != &call && share_memory(output_of(*output).memory, read))
           fail_shared(output_of(*output).name, sequence(output->call), name, sequence(&call));
-    }
+    };
+    const auto all = memory_of(call);
+    for (std::size_t which = written_memory; which < all.size(); ++which)
+      require_apart(all[which].name, all[which].memory);
+    for_each_table(call, require_apart);
   }
 }
 

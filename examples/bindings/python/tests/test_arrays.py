@@ -659,6 +659,7 @@ class Pages(Case):
         for b, length in enumerate(lengths):
             table[b, :-(-length // 7)] = np.arange(-(-length // 7)) + 11 * b
         q, k, v, out = normal(4, 6, 9, 24), normal(4, 2, 9, 24), normal(4, 2, 9, 20), np.full((4, 6, 9, 20), 5, np.float32)
+        shared = np.zeros_like(out)
         whole = {"q": q, "k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages, "block_table": table, "lengths": lengths, "out": out}
 
         def at(b, i, entry, dtype=np.int32):
@@ -671,6 +672,7 @@ class Pages(Case):
             (at(2, 9, 2**31 - 1), "sequence 2", 2**31 - 1, 47), (at(2, 9, 2**31, np.int64), 2**31, 2**31 - 1),
             (at(2, 9, -2**40, np.int64), -2**40), (at(3, 0, 47, np.int64), "sequence 3", 47),
             ({"lengths": [37, 0, 78, 5]}, "sequence 2", "entries", 11, 12),
+            ({"out": shared, "block_table": shared.view(np.int32).reshape(-1)[:44].reshape(4, 11)}, "shares memory", "block table"),
             ({"block_table": table[:, :3]}, "sequence 0", 3, 6), ({"block_table": table.astype(np.int64)[:, :3]}, "sequence 0", 3, 6),
             ({"lengths": [37, 0, -1, 5]}, "length", -1, 0), ({"lengths": [37, 0, 2**62, 5]}, "length"),
             ({"lengths": [37, 0, 64]}, "lengths", 3, 4), ({"lengths": 37}, "lengths", 1, 4),
