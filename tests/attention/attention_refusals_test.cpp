@@ -416,6 +416,24 @@ TEST(AttentionRefuses, ResultsInResultsAndAChunkInThePast) {
       {[](Call& c) { c.lse_at(c.out_memory.data() + 3, 20); }, {"lse shares memory with out"}},
       {[](Call& c) { c.fuse(204 + 20); }, {"out shares memory with q"}},  // the next token's
       {[](Call& c) { c.lse_behind_bits(11); }, {"lse shares memory with the mask"}},
+      {[](Call& c) {
+         c.options.sinks = {c.out_memory.data() + 40, 6};
+       },
+       {"out shares memory with the sinks"}},
+      {[](Call& c) {
+         c.options.alibi_slopes = {c.lse_memory.setConstant(1.0f).data(), 6};
+       },
+       {"lse shares memory with the alibi_slopes"}},
+      {[](Call& c) {
+         c.mask(2, 6, 7, 44);
+         c.options.mask_factors = {c.lse_memory.setConstant(1.0f).data(), 6};
+       },
+       {"lse shares memory with the mask_factors"}},
+      {[](Call& c) {
+         c.past.v = Rows(c.past.v.data(), quoka::i8_format(), {2, 3, 37, 20}, {2220, 740, 20})
+                        .with_scales(c.out_memory.data() + 1678, 1);
+       },
+       {"out shares memory with the scales of the past's values"}},
       {[](Call& c) {  // backwards
          c.q =
              TensorView<const float>(&c.out_memory(0, 0, 6, 0), {2, 6, 7, 16}, {672, 112, -16, 1});

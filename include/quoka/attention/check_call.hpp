@@ -42,23 +42,39 @@ inline std::array<NamedMemory, 10> memory_of(const AttentionCall& call) {
             call.lists != nullptr ? Footprint(call.lists->counts()) : Footprint()}}};
 }
 
-// f(name, memory) of each block table and list by which keys and values are found, as far as it is
-// read.
+// f(name, memory) of what else is read: numbers of each head, scales that lie apart from their
+// rows, block tables and lists by which rows are found.
 template <class F>
-void for_each_table(const AttentionCall& call, F&& f) {
+void for_each_small_input(const AttentionCall& call, F&& f) {
+  const auto numbers = [](const float* first, Index count) {
+    return Footprint(first, count * Index{sizeof(float)}, {});
+  };
+  const std::pair<const char*, std::span<const float>> of_heads[] = {
+      {"the sinks", call.logits.sinks},
+      {"the mask_factors", call.logits.mask_factors},
+      {"the alibi_slopes", call.logits.alibi_slopes}};
+  for (const auto& [name, span] : of_heads)
+    if (!span.empty()) f(name, numbers(span.data(), std::ssize(span)));
   const struct {
     const Rows& rows;
-    const char *table, *list;
-  } parts[] = {
-      {call.past_k, "the block table of the past's keys", "the list of the past's keys"},
-      {call.past_v, "the block table of the past's values", "the list of the past's values"},
-      {call.chunk_k, "the block table of the chunk's keys", "the list of the chunk's keys"},
-      {call.chunk_v, "the block table of the chunk's values", "the list of the chunk's values"}};
+    const char *table, *list, *scales;
+  } parts[] = {{call.past_k, "the block table of the past's keys", "the list of the past's keys",
+                "the scales of the past's keys"},
+               {call.past_v, "the block table of the past's values",
+                "the list of the past's values", "the scales of the past's values"},
+               {call.chunk_k, "the block table of the chunk's keys", "the list of the chunk's keys",
+                "the scales of the chunk's keys"},
+               {call.chunk_v, "the block table of the chunk's values",
+                "the list of the chunk's values", "the scales of the chunk's values"}};
   const auto entries = [](const Position* first, Index count) {
     return Footprint(first, count * Index{sizeof(Position)}, {});
   };
-  for (const auto& [rows, table, list] : parts) {
-    if (!rows.mapped() || rows.len() == 0) continue;
+  for (const auto& [rows, table, list, scales] : parts) {
+    if (rows.len() == 0) continue;
+    if (const float* const first = rows.shape(0).scales; first != nullptr)
+      f(scales, numbers(first, rows.shape(rows.heads() - 1).scales - first +
+                                   rows.format().separate_scales(rows.dim())));
+    if (!rows.mapped()) continue;
     const RowMap& map = rows.map();
     const Index begin = rows.pool_begin(), end = begin + rows.len();
     if (map.cells != nullptr) f(list, entries(map.cells + begin, rows.len()));
@@ -81,9 +97,9 @@ inline void check_memory(const AttentionCall& call) {
     for (std::size_t j = i + 1; j < all.size(); ++j)
       if (share_memory(all[i].memory, all[j].memory))
         fail_because(std::string(all[i].name) + " shares memory with " + all[j].name);
-  for_each_table(call, [&](const char* name, const Footprint& table) {
+  for_each_small_input(call, [&](const char* name, const Footprint& read) {
     for (std::size_t i = 0; i < written_memory; ++i)
-      if (share_memory(all[i].memory, table))
+      if (share_memory(all[i].memory, read))
         fail_because(std::string(all[i].name) + " shares memory with " + name);
   });
   require_no_shared_rows(
@@ -146,7 +162,7 @@ inline void check_output_overlap(const std::vector<AttentionCall>& calls,
     const auto all = memory_of(call);
     for (std::size_t which = written_memory; which < all.size(); ++which)
       require_apart(all[which].name, all[which].memory);
-    for_each_table(call, require_apart);
+    for_each_small_input(call, require_apart);
   }
 }
 
