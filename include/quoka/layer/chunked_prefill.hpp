@@ -43,7 +43,6 @@ class Layer {
   void check_queries(const Rows& q) const;
   void check_chunk(const Rows& q, const Rows& k, const Rows& v) const;
   void check_forward(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out) const;
-  void check_prompt(const Rows& q, const Rows& k, const Rows& v, const OutputRows& out) const;
 
   // Attention to the cached keys in `selection` and to the chunk, after the checks.
   void attend(const Rows& q, const Selection& selection, const Chunk& chunk,
@@ -124,7 +123,10 @@ class ChunkedPrefill {
   void prefill(const Rows& q, const Rows& k, const Rows& v, OutputRows out, Index chunk_len,
                ExecutorRef executor = SerialExecutor{}) {
     detail::require_at_least("chunk_len", chunk_len, 1);
-    layer_.check_prompt(q, k, v, out);
+    if (q.len() > 0)
+      layer_.check_forward(q, k, v, out);
+    else
+      layer_.check_chunk(q, k, v);
     Rewind rewind(*this);
     layer_.cache().grow(kv_len() + q.len());
     for (Index begin = 0; begin < q.len(); begin += chunk_len) {
@@ -248,17 +250,6 @@ QUOKA_FUNC void Layer::check_forward(const Rows& q, const Rows& k, const Rows& v
   check_chunk(q, k, v);
   cache_.require_outside(out.out, "out lies in the layer's cache");
   check_attention({q, Past(cache_.k(), cache_.v()), {k, v}, out}, options_.view());
-}
-
-QUOKA_FUNC void Layer::check_prompt(const Rows& q, const Rows& k, const Rows& v,
-                                    const OutputRows& out) const {
-  check_chunk(q, k, v);
-  cache_.require_outside(out, "out lies in the layer's cache");
-  require_sizes("out", out.sizes(), {q.batch(), q.heads(), q.len(), v.dim()});
-  require_rows_apart(Rows(out), "out");
-  require_no_overlap(Rows(out), q, "out shares memory with q");
-  require_no_overlap(Rows(out), k, "out shares memory with k");
-  require_no_overlap(Rows(out), v, "out shares memory with v");
 }
 
 QUOKA_FUNC void Layer::attend(const Rows& q, const Selection& selection, const Chunk& chunk,
