@@ -134,12 +134,47 @@ const Hostile hostile[] = {
      [](Inputs<float>& in, AttentionOptions&) {
        for (Index c = 0; c < 16; ++c) in.v(0, 0, 20, c) = -infinity;
      }},
-    {"a huge query, which no key multiplies",
+    {"huge queries, which no key multiplies",
      {.q_len = 37, .kv_len = 101},
      [](Inputs<float>& in, AttentionOptions&) {
-       in.q(0, 1, 5, 3) = most;
+       for (const Index i : {5, 9, 14}) in.q(0, 1, i, 3) = most;  // in each packet of a panel
        set_channel(in.past_k, 3, 0.0f), set_channel(in.k, 3, 0.0f);
      }},
+    {"one key above all others: logits of either sign, small in some rows, up to 1e8 in others",
+     {.q_len = 40, .kv_len = 200},
+     [](Inputs<float>& in, AttentionOptions&) {
+       in.q.setZero(), in.past_k.setZero(), in.k.setZero();
+       for (Index i = 0; i < 40; ++i) {
+         const auto row = static_cast<float>(i);
+         const float size =
+             i < 12 ? 0.25f : std::exp2(i < 24 ? 20.0f - 0.5f * row : 0.2f * row - 2.0f);
+         in.q(0, 0, i, 3) = size, in.q(0, 1, i, 3) = -size;
+       }
+       set_channel(in.past_k, 3, -2e4f), set_channel(in.k, 3, -2e4f);
+       in.past_k(0, 0, 77, 3) = -1e4f, in.past_k(0, 0, 78, 3) = -4e4f;
+     },
+     0.0,
+     0.05},
+    {"a scale of 1e30, and keys that are long where queries are zero: logits of 0",
+     {.q_len = 40, .kv_len = 200},
+     [](Inputs<float>& in, AttentionOptions& options) {
+       in.q.setZero(), in.past_k.setZero(), in.k.setZero();
+       set_channel(in.q, 3, 1e5f), set_channel(in.past_k, 1, 1e9f), set_channel(in.k, 1, 1e9f);
+       options.scale = 1e30f;
+     },
+     0.0,
+     0.05,
+     1e-3},
+    {"keys whose values are zero beside others, all of equal weight",
+     {.q_len = 37, .kv_len = 101},
+     [](Inputs<float>& in, AttentionOptions&) {
+       in.q.setZero();
+       for (Index t = 0; t < 101; t += 2)
+         for (Index c = 0; c < 16; ++c) in.past_v(0, 0, t, c) = 0.0f;
+     },
+     0.0,
+     0.01,
+     1e-3},
     {"a sink with nearly all of the weight, whose values are small",
      {.head_dim = 64, .v_dim = 64, .q_len = 8, .kv_len = 100},
      [](Inputs<float>& in, AttentionOptions&) {
@@ -226,7 +261,7 @@ TEST(PanelArithmetics, ShortRowsBesideAHugeScaleAreAsInFloat) {
   auto in = random_inputs<float>(random, {.q_len = 37, .kv_len = 101});
   in.q.setZero(), in.past_k.setZero(), in.k.setZero();
   // Lengths of one side, each with that of the other which makes a logit of about 50.
-  for (const int exponent : {-93, -101, -115, -121, -130, -147})
+  for (const int exponent : {-61, -93, -101, -115, -121, -130, -147})
     for (const bool short_query : {true, false}) {
       SCOPED_TRACE("2^" + std::to_string(exponent) + (short_query ? " queries" : " keys"));
       const float one = std::ldexp(1.0f, exponent),
@@ -295,7 +330,7 @@ TEST(PanelWidth, ChangesNoBit) {
 
 // ---- hidden blocks ------------------------------------------------------------------------------
 
-// Float's kernels, and how often they were called.
+// Float's kernels, which counts how often they are called.
 class Counting final : public PanelArithmetic {
  public:
   mutable Index packed = 0, attended = 0;
@@ -797,7 +832,7 @@ TEST(EmulatedTiles, TheHostsConfigurationComesBack) {
   host.rows[3] = 5;
   for (const simd::TileShapes& before : {host, simd::TileShapes{}}) {
     Tiles::configure(before);
-    EXPECT_TRUE(detail::tiles_agree<Tiles>());  // before the first use
+    EXPECT_TRUE(detail::tiles_agree<Tiles>());  // the self-test before the first use
     attend_by(panels_named("emulated tiles, 1 product"), in);
     Tiles::configuration(after);
     EXPECT_EQ(std::memcmp(&before, &after, sizeof after), 0);
