@@ -94,7 +94,7 @@ struct AttentionDraw {
       s.kv_len = 2 * tuning::max_parts * tuning::part_blocks * kernel_sizes().block_keys;
       s.batch = group = 1, s.kv_heads = 2, s.head_dim = s.v_dim = 1 + random.below(6);
     }
-    // Heads of one query that fill panels, and end in one where the next query's begin.
+    // So many heads that one query fills 16 panels, and ends in one where the next query begins.
     if (seldom(60)) {
       s.batch = s.kv_heads = 1, group = 16 * kernel_sizes().panel_rows + 2;
       s.q_len = 3, s.kv_len = random.below(100), s.head_dim = s.v_dim = 1 + random.below(40);
@@ -411,13 +411,13 @@ struct AttentionDraw {
     for (float& x : c.factors_) x = static_cast<float>(some(0, 1, -1, 1e-40, moderate ? 1e5 : 1));
     using enum StoredMask::Kind;
     if (c.mask_kind_ < bytes && c.has_mask()) {
-      // Of each format, the first number that is a bias and the last one that hides.
+      // For each format: the smallest number that is a bias, and the largest one that hides.
       const double first_bias = c.mask_kind_ == single ? -59999
                                 : c.mask_kind_ == half ? -59968
                                                        : -59904,
                    last_hidden = c.mask_kind_ == bfloat16 ? -60160 : -60000,
                    huge = moderate && c.mask_kind_ == single ? 1e30 : 1;
-      // An infinity or a NaN, of which not every query sees one, at times where all else that is added is 0.
+      // A few biases are infinite or NaN, at times with 0 for all others.
       const bool infinite = seldom(c.has_lists() ? 2 : 5), alone = infinite && seldom(2);
       const Index rare = one_of(1000, 30);
       for (Index i = 0; i < c.mask_.size(); ++i) {
@@ -792,7 +792,7 @@ bool AttentionCase::decided_by_codes() const {
          (has_chunk_ && &part(3).format() == &quoka::q8_0_format());
 }
 
-// Of a call with these tensors, in which so many query heads attend to the same keys.
+// Of a call with these tensors, in which `heads` query heads attend to the same keys.
 AttentionCase::Bound AttentionCase::product_error(std::optional<ComputedIn> by, Index heads,
                                                   std::span<const int> tensors) const {
   bool exact = true;
@@ -853,8 +853,8 @@ const AttentionCase::Expected& AttentionCase::expected(std::optional<ComputedIn>
   constexpr int past[] = {1, 2}, chunk[] = {3, 4}, both[] = {1, 2, 3, 4};
   const Index heads = heads_of_a_list(), group = shape_.q_heads / shape_.kv_heads;
   Bound product = product_error(by, heads, both);
-  // The formats of a shard decide its arithmetic: the past's first keys, the others and the chunk, or the chunk alone, whose
-  // heads no Selection parts.
+  // The formats of a shard decide its arithmetic: the past's first keys, the others and the chunk, or the chunk
+  // alone. In the last one all heads of a group attend to the same keys, whatever the Selection.
   if (merged)
     for (const Bound& own : {product_error(by, heads, past), product_error(by, group, chunk)})
       product = {std::max(product.logit, own.logit), std::max(product.value, own.value)};
@@ -864,8 +864,8 @@ const AttentionCase::Expected& AttentionCase::expected(std::optional<ComputedIn>
   return *expected_;
 }
 
-// A key's logit has the error of its products, by lengths, of the cap, and of what is added: its weight is off as much, and
-// so are the sums. Keys far below the largest logit may be left out.
+// The error of a key's logit is that of its products, by lengths, of the cap, and of what is added. The relative errors of
+// its weight and of the sums are as large. Keys far below the largest logit may be left out.
 // A merge costs float's roundings alone: weights that are off in a shard are off as much in the whole.
 void AttentionCase::bound_errors(const Bound& product, bool in_codes, bool merged,
                                  Expected& of) const {

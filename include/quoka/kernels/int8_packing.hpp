@@ -370,9 +370,9 @@ inline Index int8_query_bytes(Index dim) {
 }
 
 // Queries rows[0, count) to a panel [quad][panel_rows] of int8_query_bytes(dim); factors
-// [panel_rows]: scales times `scale`. False if one does not fit. Lanes beyond count are rows of
-// zeros.
-inline bool pack_int8_queries(const float* const* rows, Index count, Index dim, float scale,
+// [panel_rows]: scales times `scale`, NaN for a row that does not fit. Lanes beyond count are rows
+// of zeros.
+inline void pack_int8_queries(const float* const* rows, Index count, Index dim, float scale,
                               simd::Quad* panel, float* factors) {
   constexpr Index width = tuning::panel_rows;
   const Index padded = int8_channels(dim);
@@ -384,7 +384,6 @@ inline bool pack_int8_queries(const float* const* rows, Index count, Index dim, 
     x = reinterpret_cast<float*>(panel + quads_of(padded) * width);
     codes = reinterpret_cast<std::byte*>(x + padded);
   }
-  bool all = true;
   const float unit = rotation_unit(padded);
   for (Index i = 0; i < width; ++i) {
     factors[i] = 0.0f;
@@ -401,7 +400,6 @@ inline bool pack_int8_queries(const float* const* rows, Index count, Index dim, 
       const bool fits = std::abs(row_scale * scale) < 0x1p60f &&
                         !(row_scale == 0.0f && largest > 0.0f && std::abs(scale) > 1.0f);
       factors[i] = fits ? row_scale * scale : std::numeric_limits<float>::quiet_NaN();
-      all &= fits;
       inverse = unit * inverse_of_scale(row_scale);
     }
     if (inverse == 0.0f) std::fill_n(x, padded, 0.0f);
@@ -409,7 +407,6 @@ inline bool pack_int8_queries(const float* const* rows, Index count, Index dim, 
     for (Index c = 0; c < padded; c += 4, to += width * Index{sizeof(simd::Quad)})
       std::memcpy(to, codes + c, 4);
   }
-  return all;
 }
 
 }  // namespace detail
