@@ -166,14 +166,9 @@ TEST(GgmlSettings, StatsAreASwitchOrAPath) {
 }
 
 TEST(GgmlSettings, AVariableThatIsEmptyOrNotOursIsNotSet) {
-  Variables all{{"QUOKA_CONFIG", ""},
-                {"QUOKA_MOED", ""},
-                {"QUOKA_SMOLLM2", "x"},
-                {"QUOKA_TEST_SLOW", "x"},
-                {"QUOKA_NODE_SEED", "x"},
-                {"QUOKA_ATTENTION_CASES", "x"},
-                {"QUOKAS", "x"},
-                {"MY_QUOKA_MODE", "x"}};
+  Variables all{{"QUOKA_CONFIG", ""},     {"QUOKA_MOED", ""},       {"QUOKA_SMOLLM2", "x"},
+                {"QUOKA_TEST_SLOW", "x"}, {"QUOKA_NODE_SEED", "x"}, {"QUOKA_ATTENTION_CASES", "x"},
+                {"QUOKAS", "x"},          {"MY_QUOKA_MODE", "x"}};
   for (const char* const key :
        {"mode", "budget", "dense_layers", "chunk", "decode", "min_past", "min_queries", "threads",
         "sketch", "stats", "quiet", "isa", "arithmetic", "queries"})

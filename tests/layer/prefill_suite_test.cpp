@@ -48,7 +48,8 @@ struct CountsOfItsOwn {
 
   void select(const SelectorInput& input, State& state, Selection& selection, ExecutorRef) const {
     const Index heads = input.k.heads(), kv_len = input.k.len();
-    EXPECT_EQ(state.len, kv_len) << "the keys that were appended to the selector are not those of the cache";
+    EXPECT_EQ(state.len, kv_len)
+        << "the keys that were appended to the selector are not those of the cache";
     quoka::SelectionWriter writer(selection, input.k.batch(), heads, kv_len, kv_len);
     for (Index b = 0; b < input.k.batch(); ++b)
       for (Index head = 0; head < heads; ++head) {
