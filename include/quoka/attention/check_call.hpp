@@ -46,45 +46,40 @@ inline std::array<NamedMemory, 10> memory_of(const AttentionCall& call) {
 // rows, block tables and lists by which rows are found.
 template <class F>
 void for_each_small_input(const AttentionCall& call, F&& f) {
-  const auto numbers = [](const float* first, Index count) {
-    return Footprint(first, count * Index{sizeof(float)}, {});
+  const auto of_heads = [&](const char* name, std::span<const float> numbers) {
+    if (!numbers.empty())
+      f(name, Footprint(numbers.data(), std::ssize(numbers) * Index{sizeof(float)}, {}));
   };
-  const std::pair<const char*, std::span<const float>> of_heads[] = {
-      {"the sinks", call.logits.sinks},
-      {"the mask_factors", call.logits.mask_factors},
-      {"the alibi_slopes", call.logits.alibi_slopes}};
-  for (const auto& [name, span] : of_heads)
-    if (!span.empty()) f(name, numbers(span.data(), std::ssize(span)));
-  const struct {
-    const Rows& rows;
-    const char *table, *list, *scales;
-  } parts[] = {{call.past_k, "the block table of the past's keys", "the list of the past's keys",
-                "the scales of the past's keys"},
-               {call.past_v, "the block table of the past's values",
-                "the list of the past's values", "the scales of the past's values"},
-               {call.chunk_k, "the block table of the chunk's keys", "the list of the chunk's keys",
-                "the scales of the chunk's keys"},
-               {call.chunk_v, "the block table of the chunk's values",
-                "the list of the chunk's values", "the scales of the chunk's values"}};
-  const auto entries = [](const Position* first, Index count) {
-    return Footprint(first, count * Index{sizeof(Position)}, {});
-  };
-  for (const auto& [rows, table, list, scales] : parts) {
-    if (rows.len() == 0) continue;
+  of_heads("the sinks", call.logits.sinks);
+  of_heads("the mask_factors", call.logits.mask_factors);
+  of_heads("the alibi_slopes", call.logits.alibi_slopes);
+  const auto of_rows = [&](const Rows& rows, const char* scales, const char* list,
+                           const char* table) {
+    if (rows.len() == 0 || (rows.stores_alone() && !rows.mapped())) return;
     if (const float* const first = rows.shape(0).scales; first != nullptr)
-      f(scales, numbers(first, rows.shape(rows.heads() - 1).scales - first +
-                                   rows.format().separate_scales(rows.dim())));
-    if (!rows.mapped()) continue;
+      of_heads(scales, {first, rows.shape(rows.heads() - 1).scales +
+                                   rows.format().separate_scales(rows.dim())});
     const RowMap& map = rows.map();
     const Index begin = rows.pool_begin(), end = begin + rows.len();
-    if (map.cells != nullptr) f(list, entries(map.cells + begin, rows.len()));
-    if (map.pages == nullptr) continue;
+    const auto entries = [&](const char* name, const Position* first, Index count) {
+      f(name, Footprint(first, count * Index{sizeof(Position)}, {}));
+    };
+    if (map.cells != nullptr) entries(list, map.cells + begin, rows.len());
+    if (map.pages == nullptr) return;
     Index first = map.cell(begin), last = map.cell(end - 1);
     for (Index i = begin; i < end && map.cells != nullptr; ++i)
       first = std::min(first, map.cell(i)), last = std::max(last, map.cell(i));
     const Index page = map.page_of(first);
-    f(table, entries(map.pages + page, map.page_of(last) + 1 - page));
-  }
+    entries(table, map.pages + page, map.page_of(last) + 1 - page);
+  };
+  of_rows(call.past_k, "the scales of the past's keys", "the list of the past's keys",
+          "the block table of the past's keys");
+  of_rows(call.past_v, "the scales of the past's values", "the list of the past's values",
+          "the block table of the past's values");
+  of_rows(call.chunk_k, "the scales of the chunk's keys", "the list of the chunk's keys",
+          "the block table of the chunk's keys");
+  of_rows(call.chunk_v, "the scales of the chunk's values", "the list of the chunk's values",
+          "the block table of the chunk's values");
 }
 
 // Throws std::invalid_argument for an output that shares memory with itself or with anything else,
