@@ -56,8 +56,10 @@ ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) try {
 }
 
 // Engines call it before each graph.
-void set_n_threads(ggml_backend_t backend, int threads) {
+void set_n_threads(ggml_backend_t backend, int threads) try {
   attend_of(backend).graph_begins(std::max(threads, 1));
+} catch (const std::exception& e) {  // the threads are set: no memory for what it would say
+  say(e.what());
 }
 
 ggml_backend_t make_backend(ggml_backend_dev_t device, const char* parameters) try {
