@@ -434,6 +434,11 @@ TEST(AttentionRefuses, ResultsInResultsAndAChunkInThePast) {
                         .with_scales(c.out_memory.data() + 1678, 1);
        },
        {"out shares memory with the scales of the past's values"}},
+      {[](Call& c) {  // the last head's
+         c.past.v = Rows(c.past.v.data(), quoka::i8_format(), {2, 3, 37, 20}, {2220, 740, 20})
+                        .with_scales(c.out_memory.data() + 1681, -1);
+       },
+       {"out shares memory with the scales of the past's values"}},
       {[](Call& c) {  // backwards
          c.q =
              TensorView<const float>(&c.out_memory(0, 0, 6, 0), {2, 6, 7, 16}, {672, 112, -16, 1});

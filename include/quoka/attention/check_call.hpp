@@ -56,9 +56,10 @@ void for_each_small_input(const AttentionCall& call, F&& f) {
   const auto of_rows = [&](const Rows& rows, const char* scales, const char* list,
                            const char* table) {
     if (rows.len() == 0 || (rows.stores_alone() && !rows.mapped())) return;
-    if (const float* const first = rows.shape(0).scales; first != nullptr)
-      of_heads(scales, {first, rows.shape(rows.heads() - 1).scales +
-                                   rows.format().separate_scales(rows.dim())});
+    const auto [least, most] =  // a step between heads may be negative
+        std::minmax({rows.shape(0).scales, rows.shape(rows.heads() - 1).scales});
+    if (least != nullptr)
+      of_heads(scales, {least, most + rows.format().separate_scales(rows.dim())});
     const RowMap& map = rows.map();
     const Index begin = rows.pool_begin(), end = begin + rows.len();
     const auto entries = [&](const char* name, const Position* first, Index count) {
